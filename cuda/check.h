@@ -1,0 +1,30 @@
+// The second check of a call, in the handler: a caller that went round the Python door gets an error, not a crash.
+// Shared by the CUDA and the CPU handlers, so that both refuse the same calls in the same words.
+#ifndef BSJAX_CUDA_CHECK_H_
+#define BSJAX_CUDA_CHECK_H_
+
+#include <cstdint>
+#include <string>
+
+#include "dtype.h"
+#include "sddmm.h"
+#include "spmm.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace bsjax {
+
+namespace ffi = xla::ffi;
+
+// Fills `args` from the operands of one bsjax_spmm call, or says what is wrong with them. With `transpose` the lists are
+// those of w's rows, where entry e is block e, and the contents of `block_ids` are not read.
+ffi::Error CheckSpmm(const ffi::AnyBuffer& x, const ffi::AnyBuffer& blocks, const ffi::AnyBuffer& indptr,
+                     const ffi::AnyBuffer& indices, const ffi::AnyBuffer& block_ids, ffi::AnyBuffer& y, bool transpose,
+                     bool tf32, SpmmArgs* args);
+
+// Fills `args` from the operands of one bsjax_sddmm call, or says what is wrong with them.
+ffi::Error CheckSddmm(const ffi::AnyBuffer& x, const ffi::AnyBuffer& dy, const ffi::AnyBuffer& rows,
+                      const ffi::AnyBuffer& cols, ffi::AnyBuffer& dblocks, bool tf32, SddmmArgs* args);
+
+}  // namespace bsjax
+
+#endif  // BSJAX_CUDA_CHECK_H_

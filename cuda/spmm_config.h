@@ -1,0 +1,70 @@
+// The table of compiled spmm tiles and the choice among them: host-only and pure, so that it is tested without a GPU.
+// The .cu files instantiate exactly the rows of their arch; the FFI attribute `config` is an index into the table.
+#ifndef BSJAX_CUDA_SPMM_CONFIG_H_
+#define BSJAX_CUDA_SPMM_CONFIG_H_
+
+#include <cstdint>
+#include <iterator>
+
+#include "spmm.h"
+
+namespace bsjax {
+
+struct SpmmConfig {
+  int32_t arch;    // 80: spmm_sm80.cu, any card from sm_80 on; 90: spmm_sm90.cu, only cards of compute capability 9.x
+  int32_t tile_m;  // rows of y that one CTA computes, of one block column
+  int32_t stages;  // slots of the shared-memory pipeline
+};
+
+inline constexpr SpmmConfig kSpmmConfigs[] = {
+    {80, 128, 3},  // 0: three stages of b = 128 are 96 KB: two CTAs on sm_80 and sm_90, one where 99 KB is all there is
+    {80, 32, 4},   // 1: few rows: a quarter of the tile, so four times the CTAs, and one stage more to hide latency
+    // Rows of arch 90: float16 and bfloat16, block sizes 64 and 128, m >= 64. Fewer stages where shared memory ends.
+    {90, 256, 5},  // 2: moves least through L2, 40 KB for each 256 x 64 x 64 products; one CTA an SM walks many tiles
+    {90, 128, 4},  // 3: few rows; two CTAs an SM at b = 64, one tile each, so that the hardware balances uneven columns
+};
+
+inline constexpr int kNumSpmmConfigs = static_cast<int>(std::size(kSpmmConfigs));
+
+// Whether the kernels of arch 90 serve a call of these sizes. Coordinates of the copy engine are signed 32-bit numbers
+// (2^16 is left for tiles that reach past the end), its strides under 2^40 bytes in steps of 16; tiles are counted in
+// 32 bits, which all memory there is cannot exceed.
+constexpr bool SpmmSm90Fits(const SpmmArgs& args) {
+  constexpr int64_t kMaxSize = INT32_MAX - (1 << 16);
+  constexpr int64_t kMaxStride = (int64_t{1} << 40) / 2;  // in elements of 2 bytes
+  const int64_t b = args.block_size;
+  if (args.dtype == DType::kF32 || (b != 64 && b != 128)) return false;
+  if (args.m > kMaxSize || args.k > kMaxSize || args.n > kMaxSize || args.num_groups > kMaxSize) return false;
+  if (args.num_blocks > kMaxSize / b || args.m * args.n >= kMaxStride) return false;
+  if (args.x_group_stride >= kMaxStride || args.blocks_group_stride >= kMaxStride) return false;
+  if (args.x_group_stride % 8 != 0 || args.blocks_group_stride % 8 != 0) return false;
+  const int64_t tiles_of_group = (args.m + 127) / 128 * (args.n / b);
+  return tiles_of_group == 0 || args.num_groups <= (int64_t{1} << 29) / tiles_of_group;
+}
+
+// Whether the kernel of `config` serves this call on a device of compute capability `arch` (major * 10 + minor).
+constexpr bool SpmmConfigFits(int config, const SpmmArgs& args, int arch) {
+  if (config < 0 || config >= kNumSpmmConfigs) return false;
+  if (kSpmmConfigs[config].arch == 80) return arch >= 80;
+  // sm_90a code runs on nothing but 9.x. Under 64 rows a wgmma (m64) multiplies mostly padding.
+  return arch / 10 == 9 && args.m >= 64 && SpmmSm90Fits(args);
+}
+
+// The config for this call, or -1 where no compiled one runs on `arch`.
+constexpr int ChooseSpmmConfig(const SpmmArgs& args, int arch) {
+  if (arch < 80) return -1;
+  // H200, bfloat16, k = 4096, density .10, us, config 2 against 3: m = 128, n = 16384: 20.3 and 8.6 (b = 64), 15.7 and 8.7
+  // (b = 128); m = 1024, n = 4096: 13.1 and 14.8; m = 8192, b = 128: 82.5 and 87.2.
+  const int hopper = args.m <= 128 ? 3 : 2;
+  if (SpmmConfigFits(hopper, args, arch)) return hopper;
+  if (args.m == 0 || args.n == 0 || args.num_groups == 0) return 0;
+  // Small tiles where large ones would be mostly padding, or too few for two on each of 132 SMs. H200, bfloat16, n = 16384,
+  // us, config 0 against 1: m = 64: 14.2 and 11.9 (b = 32), 18.1 and 12.0 (128), but 56 and 62 (8), 19.5 and 19.4 (16);
+  // m = 128: 15.5 and 17.5 (32), 15.6 and 15.3 (64), 18.4 and 18.4 (128).
+  const int64_t large_tiles = args.num_groups * ((args.m + 127) / 128) * (args.n / args.block_size);
+  return (args.m <= 64 && args.block_size >= 32) || large_tiles < 2 * 132 ? 1 : 0;
+}
+
+}  // namespace bsjax
+
+#endif  // BSJAX_CUDA_SPMM_CONFIG_H_
