@@ -1,0 +1,4 @@
+"""The ops."""
+
+from bsjax.ops._matmul import sddmm as sddmm
+from bsjax.ops._matmul import spmm as spmm

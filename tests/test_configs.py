@@ -1,0 +1,104 @@
+"""Every compiled CUDA kernel, by number: exact on small integers, whichever the table would choose."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import bsjax
+from bsjax import _ffi
+from bsjax.ops import _matmul
+from bsjax.testing import integers, oracle
+
+pytestmark = pytest.mark.gpu
+
+MASK = np.array([[1, 0, 1, 1], [0, 0, 0, 0], [1, 0, 0, 1], [1, 0, 0, 0], [1, 0, 1, 0]], bool)
+ROWS = [1, 33, 64, 127, 300]
+CASES = list(itertools.product([8, 16, 32, 64, 128], [jnp.float32, jnp.float16, jnp.bfloat16], ROWS, [False, True]))
+
+
+def counts(op):
+    return range(_ffi.native.num_cuda_configs[op]) if _ffi.native and "CUDA" in _ffi.registrations else []
+
+
+def run_or_refused(call):
+    try:
+        return jax.block_until_ready(call())
+    except Exception as error:
+        assert "`config` must be" in str(error)  # this kernel does not serve the case; anything else is a fault
+        return None
+
+
+def same(actual, exact, dtype):
+    np.testing.assert_array_equal(
+        np.asarray(actual).astype(np.float32), exact.astype(np.float32).astype(dtype).astype(np.float32)
+    )
+
+
+@pytest.mark.parametrize("config", counts("bsjax_spmm"))
+@pytest.mark.parametrize("transpose", [False, True])
+def test_spmm_configs(config, transpose):
+    served = 0
+    for b, dtype, m, tf32 in CASES:
+        layout = bsjax.Layout.from_mask(MASK, b)
+        blocks = integers(1, (1, layout.num_blocks, b, b), dtype)
+        x = integers(0, (2, m, layout.shape[1 if transpose else 0]), dtype)
+        if transpose:
+            lists = layout.indptr, layout.indices, layout.indices
+        else:
+            lists = layout.indptr_t, layout.indices_t, layout.perm_t
+        attrs = dict(transpose=transpose, tf32=tf32, config=config)
+        y = run_or_refused(lambda: _matmul._spmm_call(x, blocks, *lists, **attrs))  # noqa: B023
+        if y is not None:
+            served += 1
+            same(y, oracle.spmm(x, blocks[0], layout, transpose=transpose), dtype)
+    assert served > 0
+
+
+@pytest.mark.parametrize("config", counts("bsjax_sddmm"))
+def test_sddmm_configs(config):
+    served = 0
+    for b, dtype, m, tf32 in CASES:
+        layout = bsjax.Layout.from_mask(MASK, b)
+        x = integers(0, (1, m, layout.shape[0]), dtype)
+        dy = integers(1, (1, m, layout.shape[1]), dtype)
+        attrs = dict(block_size=b, tf32=tf32, config=config)
+        dw = run_or_refused(lambda: _matmul._sddmm_call(x, dy, layout.rows, layout.indices, **attrs))  # noqa: B023
+        if dw is not None:
+            served += 1
+            same(dw[0], oracle.sddmm(x, dy, layout), dtype)
+    assert served > 0
+
+
+def test_inside_a_command_buffer():
+    """Many small products in one program, replayed with new inputs: the launches may be recorded once and repeated."""
+    layout = bsjax.Layout.from_mask(np.ones((4, 4), bool), 32)
+    blocks = integers(1, (16, 32, 32)) * 0.25
+
+    @jax.jit
+    def chain(x, w):
+        for _ in range(6):
+            x = jnp.clip(bsjax.spmm(x, w, layout), -3, 3)
+        return x
+
+    def expected(x):
+        for _ in range(6):
+            x = np.clip(oracle.spmm(x, blocks, layout), -3, 3)
+        return x
+
+    for seed in range(100):
+        x = integers(seed, (33, 128))
+        np.testing.assert_array_equal(np.asarray(chain(x, blocks)), expected(x))
+
+
+def test_every_device_of_the_process():
+    """Attributes of a kernel are a device's own: the second card must work as the first does."""
+    layout = bsjax.Layout.from_mask(np.ones((2, 2), bool), 128)
+    x, blocks = integers(0, (130, 256), jnp.bfloat16), integers(1, (4, 128, 128), jnp.bfloat16)
+    exact = oracle.spmm(x, blocks, layout)
+    for device in jax.devices():
+        y = bsjax.spmm(*jax.device_put((x, blocks, layout), device))
+        assert y.devices() == {device}
+        same(y, exact, jnp.bfloat16)
