@@ -7,6 +7,7 @@ vmap adds rows or groups, a mesh splits rows and groups, and a handler sees one 
 
 import functools
 import importlib
+import importlib.metadata
 import importlib.util
 import math
 import pathlib
@@ -35,8 +36,9 @@ def _load_native():
     # jaxlib takes handlers of its own or an older minor version; a newer one stops every backend from starting.
     if ours[0] != theirs[0] or ours[1] > theirs[1]:
         raise ImportError(
-            f"bsjax was built for XLA FFI {ours[0]}.{ours[1]}, but the installed jaxlib {jax.lib.__version__} speaks "
-            f"{theirs[0]}.{theirs[1]}. Install a newer jax, or build bsjax against this one."
+            f"bsjax was built for XLA FFI {ours[0]}.{ours[1]}, but the installed jaxlib "
+            f"{importlib.metadata.version('jaxlib')} speaks {theirs[0]}.{theirs[1]}. Install a newer jax, or build "
+            "bsjax against this one."
         )
     return _native
 
@@ -54,7 +56,7 @@ def align(*operands):
 
     Outside a custom_vjp this also brings the psum of a replicated operand's gradient.
     """
-    axes = [getattr(jax.typeof(x), "manual_axis_type").varying for x in operands]
+    axes = [jax.typeof(x).manual_axis_type.varying for x in operands]
     union = frozenset().union(*axes)
     return tuple(
         lax.pcast(x, tuple(sorted(union - own)), to="varying") if union - own else x

@@ -4,6 +4,7 @@ Every test runs on the default backend: the CPU handlers here, the CUDA ones whe
 """
 
 import gc
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -385,7 +386,11 @@ X, W, DY = jnp.ones((5, 16)), jnp.ones((4, 8, 8)), jnp.ones((5, 24))
         (lambda: bsjax.spmm(X.astype(jnp.int32), W, LAYOUT), TypeError, "`x` must be float32.*got int32"),
         (lambda: bsjax.spmm(X, W.astype(complex), LAYOUT), TypeError, "`blocks` must be float32"),
         (lambda: bsjax.spmm([[1.0] * 16], W, LAYOUT), TypeError, "`x` must be an array; got list"),
-        (lambda: bsjax.spmm(X, W, np.ones((2, 3))), TypeError, "`layout` must be a bsjax.Layout.*got ndarray"),
+        (
+            lambda: bsjax.spmm(X, W, cast("bsjax.Layout", np.ones((2, 3)))),
+            TypeError,
+            "`layout` must be a bsjax.Layout.*got ndarray",
+        ),
         (lambda: bsjax.spmm(X, W, LAYOUT, precision="float8"), ValueError, "`precision` must be .*'float8'"),
         (lambda: bsjax.sddmm(X, DY[:, :16], LAYOUT), ValueError, "`dy` must be 24, the columns"),
         (lambda: bsjax.sddmm(X, DY[:3], LAYOUT), ValueError, r"same shape but for the last.*\(5, 16\) and \(3, 24\)"),
@@ -404,8 +409,8 @@ def native_call(target, result, *operands, **attrs):
 
 
 I32 = jnp.int32
-SPMM = dict(transpose=False, tf32=False, config=np.int32(-1))
-SDDMM = dict(tf32=False, config=np.int32(-1))
+SPMM = {"transpose": False, "tf32": False, "config": np.int32(-1)}
+SDDMM = {"tf32": False, "config": np.int32(-1)}
 LISTS = (LAYOUT.indptr_t, LAYOUT.indices_t, LAYOUT.perm_t)
 Y = jax.ShapeDtypeStruct((1, 5, 24), jnp.float32)
 
@@ -454,7 +459,7 @@ def test_sddmm_handler_refuses_rather_than_crashes():
 def test_groups_share_what_has_one():
     """The group axis of the door: x or blocks of one group serve all groups."""
     x, blocks = integers(0, (3, 5, 16)), integers(1, (3, 4, 8, 8))
-    attrs = dict(transpose=False, tf32=False, config=-1)
+    attrs = {"transpose": False, "tf32": False, "config": -1}
     for gx, gw in [(3, 3), (1, 3), (3, 1)]:
         y = _matmul._spmm_call(x[:gx], blocks[:gw], *LISTS, **attrs)
         for g in range(3):

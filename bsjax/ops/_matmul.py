@@ -27,7 +27,7 @@ _sddmm_call = _ffi.GroupedOp(
 )
 
 
-def spmm(x, blocks, layout, *, transpose=False, precision=None):
+def spmm(x, blocks, layout: Layout, *, transpose: bool = False, precision=None) -> jax.Array:
     """Multiplies a dense matrix by a block-sparse one: `x @ w`, or `x @ w.T` if `transpose`.
 
     Args:
@@ -76,7 +76,7 @@ def spmm(x, blocks, layout, *, transpose=False, precision=None):
     return _spmm(x, blocks, layout, bool(transpose), tf32)
 
 
-def sddmm(x, dy, layout, *, precision=None):
+def sddmm(x, dy, layout: Layout, *, precision=None) -> jax.Array:
     """Multiplies `x.T @ dy` at the blocks of `layout` only, summed over all rows: the gradient of `spmm` in its blocks.
 
     Args:
@@ -86,8 +86,8 @@ def sddmm(x, dy, layout, *, precision=None):
       precision: as in `spmm`.
 
     Returns:
-      `[num_blocks, b, b]` in the order of `layout`, in the dtype of `x`, accumulated in float32 over the rows in a fixed
-      order and rounded once (once more by each reduction over devices, where a mesh splits the rows). No rows give zeros.
+      `[num_blocks, b, b]` in the order of `layout`, in the dtype of `x`, accumulated in float32 over the rows in a
+      fixed order and rounded once (once more in a sum over devices, where a mesh splits the rows). No rows give zeros.
 
     Raises:
       TypeError: if a dtype is none of the three, the two differ, or `layout` is no `Layout`.
@@ -123,7 +123,7 @@ def sddmm(x, dy, layout, *, precision=None):
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
-def _spmm(x, blocks, layout, transpose, tf32):
+def _spmm(x, blocks, layout, transpose, tf32) -> jax.Array:
     if transpose:  # the lists of w's rows: entry e is block e, and the handler reads no block ids
         lists = layout.indptr, layout.indices, layout.indices
     else:
@@ -146,7 +146,7 @@ _spmm.defvjp(_spmm_fwd, _spmm_bwd)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
-def _sddmm(x, dy, layout, tf32):
+def _sddmm(x, dy, layout, tf32) -> jax.Array:
     return _sddmm_call(
         x[None], dy[None], layout.rows, layout.indices, block_size=layout.block_size, tf32=tf32, config=_CHOOSE
     )[0]
@@ -167,7 +167,8 @@ _sddmm.defvjp(_sddmm_fwd, _sddmm_bwd)
 def _check_layout(layout):
     if not isinstance(layout, Layout):
         raise TypeError(
-            f"`layout` must be a bsjax.Layout, as Layout.from_mask(mask, block_size) makes it; got {type(layout).__name__}."
+            "`layout` must be a bsjax.Layout, as Layout.from_mask(mask, block_size) makes it; "
+            f"got {type(layout).__name__}."
         )
     return layout
 

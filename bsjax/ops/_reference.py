@@ -4,7 +4,6 @@ Shapes, lists and padding are those of the handlers (cuda/spmm.h, cuda/sddmm.h):
 of size 1 where all groups share the operand, and an entry whose index is out of range contributes nothing.
 """
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 

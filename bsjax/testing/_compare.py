@@ -19,9 +19,9 @@ def ulp(value, dtype):
 def assert_as_accurate(ours, plain, exact):
     """Asserts that `ours` is as near to the float64 answer as the same product in plain JAX.
 
-    The largest error of ours may be eight times that of `plain`, and one unit in the last place of the largest value more.
-    The products are the same and the order of the sums differs: in float32 one chain over 192 to 384 terms was seen up to
-    4.5 times as far off as sums that the peer splits into shorter ones.
+    The largest error of ours may be eight times that of `plain`, and one unit in the last place of the largest value
+    more. The products are the same and the order of the sums differs: in float32 one chain over 192 to 384 terms was
+    seen up to 4.5 times as far off as sums that the peer splits into shorter ones.
     """
     assert ours.shape == plain.shape == exact.shape
     assert ours.dtype == plain.dtype
