@@ -1,0 +1,201 @@
+"""What the experiments share: the command line, metrics that can be rewound, checkpoints that survive a kill."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import types
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from experiments import command, common
+from experiments.common import CommandError
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    hidden: int = 8
+    rate: float = 0.5
+    name: str = "a"
+
+
+PRESETS = {
+    "both": lambda: {"dense": Options(), "sparse": Options(hidden=16)},
+    "one": lambda: {"dense": Options()},
+}
+
+
+def parse(*words):
+    return command.parse(words, "experiments.lstm.train", PRESETS, "usage: this")
+
+
+def test_parse_takes_the_first_preset_and_a_folder_named_for_it():
+    run = parse()
+    assert (run.preset, str(run.workdir), run.resume) == ("both", "runs/lstm-both", False)
+    assert run.models == PRESETS["both"]()
+
+
+def test_parse_overrides_all_models_or_one(tmp_path):
+    run = parse("both", "rate=2", "sparse.hidden=32", "name=x=y", f"workdir={tmp_path}", "--resume")
+    assert run.models == {"dense": Options(8, 2.0, "x=y"), "sparse": Options(32, 2.0, "x=y")}
+    assert run.workdir == tmp_path
+    assert run.resume
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["three"], "one preset, of both, one"),
+        (["one", "both"], "one preset, of both, one"),
+        (["--fast"], "one preset, of both, one"),
+        (["widht=3"], "`widht` is no option; the options are workdir, hidden, rate, name"),
+        (["hidden=2.5"], "`hidden` must be of type int; got '2.5'"),
+        (["third.hidden=2"], "`third` is no model of the preset; its models are dense, sparse"),
+    ],
+)
+def test_parse_says_what_is_wrong(words, message):
+    with pytest.raises(CommandError, match=message):
+        parse(*words)
+
+
+def test_help_prints_the_usage(capsys):
+    with pytest.raises(SystemExit) as stop:
+        parse("--help")
+    assert stop.value.code == 0
+    assert capsys.readouterr().out == "usage: this\n"
+
+
+def test_a_run_is_neither_overwritten_nor_resumed_as_another(tmp_path):
+    folder = f"workdir={tmp_path / 'run'}"
+    with pytest.raises(CommandError, match="must hold a run"):
+        parse(folder, "--resume")
+    with pytest.raises(CommandError, match="must hold a run"):
+        parse("one", folder, "--resume").open(["text"])
+    parse("one", "rate=2", folder).open(["text"])
+    with pytest.raises(CommandError, match=r"holds a run already.*--resume workdir="):
+        parse("one", "rate=2", folder).open(["text"])
+    resumed = parse(folder, "--resume")
+    assert (resumed.preset, resumed.models) == ("one", {"dense": Options(rate=2.0)})
+    resumed.open(["text"])
+    parse("one", "rate=2", folder, "--resume").open(["text"])
+    with pytest.raises(CommandError, match="its models differ"):
+        parse("one", "rate=3", folder, "--resume").open(["text"])
+    with pytest.raises(CommandError, match="its data differ"):
+        parse(folder, "--resume").open(["another text"])
+
+
+def test_run_ends_with_a_sentence_and_a_code(monkeypatch, capsys):
+    def main(arguments):
+        raise CommandError(f"No {arguments[0]}.")
+
+    monkeypatch.setattr(sys, "argv", ["program", "way"])
+    with pytest.raises(SystemExit) as stop:
+        command.run(main)
+    assert stop.value.code == 2
+    assert capsys.readouterr().err == "error: No way.\n"
+
+
+def test_metrics_rewind_one_model_and_drop_a_torn_line(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    lines = [(1, "a/loss", 0.5), (2, "a/loss", 0.25), (1, "b/loss", 3.0), (3, "a/loss", 0.125)]
+    common.Metrics(path).write(lines)
+    with path.open("a") as stream:
+        stream.write('{"step": 4, "name": "a/lo')  # as a kill leaves it
+    metrics = common.Metrics(path)
+    assert metrics.read() == lines
+    metrics.rewind("a/", 1)
+    metrics.write([(2, "a/loss", 0.75)])
+    assert metrics.read() == [(1, "a/loss", 0.5), (1, "b/loss", 3.0), (2, "a/loss", 0.75)]
+    assert json.loads(path.read_text().splitlines()[0]) == {
+        "step": 1,
+        "name": "a/loss",
+        "value": 0.5,
+    }
+
+
+def a_state(value):
+    tree = {"x": jnp.full((3, 2), value), "list": [jnp.arange(4), jnp.bfloat16(value)]}
+    return {**tree, "key": jax.random.key(int(value))}
+
+
+def assert_same_state(got, expected):
+    def raw(x):
+        return jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
+
+    assert jax.tree.structure(got) == jax.tree.structure(expected)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_array_equal(raw(a), raw(b))
+
+
+def test_checkpoints_keep_the_newest_two(tmp_path):
+    checkpoints = common.Checkpoints(tmp_path / "c")
+    assert checkpoints.latest_step() is None
+    for step in (10, 20, 30):
+        checkpoints.save(step, a_state(step))
+    reopened = common.Checkpoints(tmp_path / "c")
+    assert reopened.latest_step() == 30
+    assert_same_state(reopened.restore(a_state(0)), a_state(30))
+    assert sorted(path.name for path in (tmp_path / "c").iterdir()) == ["20", "30"]
+
+
+def test_a_kill_while_a_checkpoint_is_written_leaves_the_one_before(tmp_path):
+    program = """
+        import os, signal, sys
+        import jax.numpy as jnp
+        from experiments import common
+
+        checkpoints = common.Checkpoints(sys.argv[1])
+        checkpoints.save(1, {"x": jnp.ones(5)})
+        rename = os.rename
+        def rename_or_die(source, target, **options):
+            if os.path.basename(target) == "2":  # all is written, but not yet under its name
+                os.kill(os.getpid(), signal.SIGKILL)
+            rename(source, target, **options)
+        os.rename = rename_or_die
+        checkpoints.save(2, {"x": jnp.zeros(5)})
+    """
+    child = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program), tmp_path / "c"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert child.returncode == -signal.SIGKILL, child.stderr
+    assert any(path.name.startswith("2.") for path in (tmp_path / "c").iterdir())
+    checkpoints = common.Checkpoints(tmp_path / "c")
+    assert checkpoints.latest_step() == 1
+    assert_same_state(checkpoints.restore({"x": jnp.zeros(5)}), {"x": jnp.ones(5)})
+    checkpoints.save(2, {"x": jnp.full(5, 2.0)})
+    assert_same_state(checkpoints.restore({"x": jnp.zeros(5)}), {"x": jnp.full(5, 2.0)})
+
+
+def test_signals_are_noted_once_and_end_the_command(capsys):
+    before = signal.getsignal(signal.SIGTERM)
+    with common.Signals() as signals:
+        signals.end_if_received("Not yet.")
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert signals.received == signal.SIGTERM
+        assert signal.getsignal(signal.SIGTERM) == before
+        with pytest.raises(CommandError, match="SIGTERM. Saved.") as stop:
+            signals.end_if_received("Saved.")
+    assert stop.value.code == 128 + signal.SIGTERM
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_progress_is_quiet_without_a_terminal(capsys, monkeypatch):
+    times = iter([0.0, 4.0, 11.0, 11.0])
+    monkeypatch.setattr(common, "time", types.SimpleNamespace(monotonic=lambda: next(times)))
+    with common.Progress("dense", 1000, 100, 50) as progress:
+        progress.update(10, 3.0)
+        progress.update(12, 2.5)
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    assert captured.out == "dense:  72%, 2.500 bits/byte, 2.0 kB/s\n"
