@@ -78,10 +78,24 @@ def test_orthogonal_has_orthonormal_columns_within_a_block_column(layout, dtype,
         np.testing.assert_allclose(column.T @ column, scale**2 * np.eye(B), atol=8 * float(jnp.finfo(dtype).eps))
 
 
-def test_orthogonal_over_disjoint_columns_is_orthogonal():
-    layout = bsjax.Layout.from_mask(np.eye(5)[[3, 0, 4, 1, 2]], 8)
+@pytest.mark.parametrize(
+    "mask",
+    [np.eye(5)[[3, 0, 4, 1, 2]], np.ones((3, 3)), patterns.block_diagonal(7, 7, 2, seed=0)],
+    ids=["permutation", "dense", "groups"],
+)
+def test_orthogonal_is_orthogonal_where_groups_are_square(mask):
+    layout = bsjax.Layout.from_mask(mask, 8)
     w = oracle.to_dense(make(initializers.orthogonal(layout), layout), layout)
-    np.testing.assert_allclose(w @ w.T, np.eye(40), atol=1e-5)
+    np.testing.assert_allclose(w @ w.T, np.eye(len(w)), atol=1e-5)
+
+
+@pytest.mark.parametrize("num_cols", [2, 3, 7])
+def test_orthogonal_splits_what_is_wider_than_tall(num_cols):
+    layout = bsjax.Layout.from_mask(np.ones((3, num_cols)), 8)
+    w = oracle.to_dense(make(initializers.orthogonal(layout), layout), layout)
+    for first in range(0, num_cols * 8, 24):
+        part = w[:, first : first + 24]
+        np.testing.assert_allclose(part.T @ part, np.eye(part.shape[1]), atol=1e-5)
 
 
 def test_orthogonal_is_uniform():
