@@ -59,8 +59,11 @@ class Run:
                     f"`workdir` {self.workdir} holds a run already. Go on with it: {self.resume_command}; "
                     "or name a new folder: workdir=PATH."
                 )
-            self.workdir.mkdir(parents=True, exist_ok=True)
-            write_text(path, json.dumps({**record, "jax": jax.__version__}, indent=2) + "\n")
+            try:
+                self.workdir.mkdir(parents=True, exist_ok=True)
+                write_text(path, json.dumps({**record, "jax": jax.__version__}, indent=2) + "\n")
+            except OSError as error:
+                raise CommandError(f"`workdir` must be a folder to write in; {error}.") from None
             return
         stored = _read_record(self.workdir)
         changed = [key for key in record if record[key] != stored[key]]
@@ -116,10 +119,13 @@ def read_config(workdir, kind):
     """What a run's folder says of it: a dict of its `preset` and its `models`, configs of class `kind`.
 
     Raises:
-      CommandError: if the folder holds no run.
+      CommandError: if the folder holds no run, or one with other options.
     """
     stored = _read_record(workdir)
-    models = {name: kind(**config) for name, config in stored["models"].items()}
+    try:
+        models = {name: kind(**config) for name, config in stored["models"].items()}
+    except TypeError as error:
+        raise CommandError(f"`workdir` {workdir} holds a run of another version: {error}.") from None
     return {"preset": stored["preset"], "models": models}
 
 
@@ -127,7 +133,10 @@ def _read_record(workdir):
     path = workdir / "config.json"
     if not path.exists():
         raise CommandError(f"`workdir` must hold a run; {workdir} has no config.json.")
-    return json.loads(path.read_text())
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise CommandError(f"`workdir` must hold a run; {path} is damaged: {error}.") from None
 
 
 def override(configs, options):

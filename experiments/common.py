@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import pathlib
+import shutil
 import signal
 import sys
 import time
@@ -97,13 +98,15 @@ class Progress:
 
     def __init__(self, name, step_bytes, steps, step):
         self._name, self._step_bytes = name, step_bytes
+        width, height = shutil.get_terminal_size()  # unlike tqdm's own, never zero
         self._bar = tqdm(
             desc=name,
             total=steps * step_bytes,
             initial=step * step_bytes,
             unit="B",
             unit_scale=True,
-            dynamic_ncols=True,
+            ncols=width,
+            nrows=height,
             disable=not sys.stderr.isatty(),
         )
         self._step, self._steps = step, steps

@@ -90,6 +90,18 @@ def test_a_run_is_neither_overwritten_nor_resumed_as_another(tmp_path):
         parse(folder, "--resume").open(["another text"])
 
 
+def test_a_folder_that_cannot_hold_a_run_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(CommandError, match="`workdir` must be a folder to write in; .*file"):
+        parse(f"workdir={tmp_path / 'file'}").open(["text"])
+    (tmp_path / "config.json").write_text('{"models": ')
+    with pytest.raises(CommandError, match=r"config.json is damaged"):
+        parse(f"workdir={tmp_path}", "--resume")
+    (tmp_path / "config.json").write_text('{"preset": "one", "models": {"dense": {"width": 3}}}')
+    with pytest.raises(CommandError, match="holds a run of another version"):
+        parse(f"workdir={tmp_path}", "--resume")
+
+
 def test_run_ends_with_a_sentence_and_a_code(monkeypatch, capsys):
     def main(arguments):
         raise CommandError(f"No {arguments[0]}.")

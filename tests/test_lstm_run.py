@@ -1,0 +1,267 @@
+"""Runs of the LSTM experiment: the command, kill and resume, bad input, samples."""
+
+import lzma
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import textwrap
+
+import jax
+import numpy as np
+import pytest
+
+from experiments import command as commands
+from experiments import common
+from experiments.common import CommandError
+from experiments.lstm import configs, model, sample, train
+
+TOY = [
+    "hidden=16",
+    "embedding=4",
+    "batch=4",
+    "length=8",
+    "steps=60",
+    "checkpoint_every=20",
+    "block_size=8",
+    "degree=2",
+]
+TOY += ["sparse.hidden=32", "dropout=0.1", "heldout=0.1"]
+
+
+@pytest.fixture(scope="module")
+def text_file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "text.txt"
+    path.write_bytes(b"".join(b"line %d: what is %d + %d?\n" % (i, i, i * i) for i in range(300)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def command(tmp_path_factory):
+    """Runs the training command in a process of its own, after a prelude that may set a trap in it."""
+    cache = tmp_path_factory.mktemp("cache")  # shared, so that only the first process compiles
+
+    def run(*words, prelude=""):
+        main = "from experiments import command\nfrom experiments.lstm import train\ncommand.run(train.main)"
+        path = [*sys.path, str(pathlib.Path(train.__file__).parents[2])]
+        return subprocess.run(
+            [sys.executable, "-c", f"{textwrap.dedent(prelude)}\n{main}", *map(str, words)],
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(path),
+                "JAX_COMPILATION_CACHE_DIR": str(cache),
+                "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            },
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    return run
+
+
+def at_step(name, step, action):
+    """A prelude that acts just before a model's step."""
+    return f"""
+        import os, signal
+        from experiments.lstm import train
+        train_step, calls = train.Trainer._train_step, 0
+        def trapped(self):
+            if (self._name, self._step) == ("{name}", {step}):
+                {action}
+            return train_step(self)
+        train.Trainer._train_step = trapped
+    """
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory, command, text_file):
+    """A run that nothing interrupted."""
+    workdir = tmp_path_factory.mktemp("straight") / "run"
+    result = command("smoke", *TOY, f"data={text_file}", f"workdir={workdir}")
+    assert result.returncode == 0, result.stderr
+    return workdir, result
+
+
+def losses(workdir):
+    return [line for line in common.Metrics(workdir / "metrics.jsonl").read() if not line[1].endswith("/seconds")]
+
+
+def final_states(workdir):
+    stored = commands.read_config(workdir, configs.Config)["models"]
+    states = {}
+    for name, config in stored.items():
+        checkpoints = common.Checkpoints(workdir / name)
+        assert checkpoints.latest_step() == config.steps
+        state = checkpoints.restore(train.init(config, model.make_layouts(config)))
+        states[name] = {**state, "key": jax.random.key_data(state["key"])}
+    return states
+
+
+def assert_same_run(workdir, straight):
+    assert losses(workdir) == losses(straight)
+    with jax.numpy_dtype_promotion("standard"):  # for optax
+        got, expected = final_states(workdir), final_states(straight)
+    assert jax.tree.structure(got) == jax.tree.structure(expected)
+    jax.tree.map(np.testing.assert_array_equal, got, expected)
+
+
+def test_a_run_writes_all_that_it_promises(straight, text_file):
+    workdir, result = straight
+    lines = losses(workdir)
+    names = ["dense/loss", "dense/heldout", "sparse/loss", "sparse/heldout"]
+    for name, number in zip(names, [60, 2, 60, 2], strict=True):
+        assert sum(key == name for _, key, _ in lines) == number
+    heldout = {(key, step): value for step, key, value in lines if key.endswith("heldout")}
+    assert heldout["dense/heldout", 60] < heldout["dense/heldout", 0]
+    assert heldout["sparse/heldout", 60] < heldout["sparse/heldout", 0]
+    assert (workdir / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert f"{text_file}: 1 files" in result.stdout
+    assert f"{heldout['sparse/heldout', 60]:.4f}" in result.stdout.splitlines()[-3]
+    assert "kB/s" in result.stdout
+
+
+def test_a_killed_run_resumes_to_the_same_bits(straight, command, text_file, tmp_path):
+    workdir = tmp_path / "run"
+    kill = at_step("sparse", 33, "os.kill(os.getpid(), signal.SIGKILL)")
+    killed = command("smoke", *TOY, f"data={text_file}", f"workdir={workdir}", prelude=kill)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert common.Checkpoints(workdir / "sparse").latest_step() == 20
+    with (workdir / "metrics.jsonl").open("a") as stream:
+        stream.write('{"step": 34, "na')  # a line that the kill cut short
+    resumed = command("--resume", f"workdir={workdir}")
+    assert resumed.returncode == 0, resumed.stderr
+    assert_same_run(workdir, straight[0])
+
+
+def test_a_stopped_run_saves_first_and_resumes_to_the_same_bits(straight, command, text_file, tmp_path):
+    workdir = tmp_path / "run"
+    stop = at_step("dense", 27, "os.kill(os.getpid(), signal.SIGTERM)")
+    stopped = command("smoke", *TOY, f"data={text_file}", f"workdir={workdir}", prelude=stop)
+    assert stopped.returncode == 128 + signal.SIGTERM, stopped.stderr
+    assert f"--resume workdir={workdir}" in stopped.stderr
+    assert "Traceback" not in stopped.stderr
+    assert common.Checkpoints(workdir / "dense").latest_step() == 28
+    resumed = command("--resume", f"workdir={workdir}")
+    assert resumed.returncode == 0, resumed.stderr
+    assert_same_run(workdir, straight[0])
+
+
+def test_a_finished_run_says_so_and_shows_its_table_again(straight, command):
+    workdir, result = straight
+    before = (workdir / "metrics.jsonl").read_bytes()
+    again = command("--resume", f"workdir={workdir}")
+    assert again.returncode == 0, again.stderr
+    assert "finished" in again.stdout
+    assert again.stdout.splitlines()[-4:] == result.stdout.splitlines()[-4:]
+    assert (workdir / "metrics.jsonl").read_bytes() == before
+
+
+def in_process(*words):
+    with jax.numpy_dtype_promotion("standard"):  # for optax
+        train.main([str(word) for word in words])
+
+
+def test_a_loss_that_is_not_finite_ends_the_run(text_file, tmp_path):
+    words = [
+        "smoke",
+        *TOY,
+        f"data={text_file}",
+        f"workdir={tmp_path}",
+        "learning_rate=1e30",
+        "clip=1e30",
+    ]
+    with pytest.raises(CommandError, match=r"not finite at step \d+ of dense. The last good checkpoint is") as stop:
+        in_process(*words)
+    assert stop.value.code == 1
+
+
+@pytest.mark.parametrize("preset", configs.PRESETS)
+def test_every_preset_takes_three_steps(preset, text_file, tmp_path):
+    words = [preset, *TOY, "steps=3", f"data={text_file}", f"workdir={tmp_path}"]
+    in_process(*words)
+    assert (tmp_path / "curves.png").exists()
+
+
+@pytest.mark.parametrize("config", configs.smoke().values(), ids=configs.smoke())
+def test_smoke_models_have_the_same_number_of_parameters(config):
+    sizes = []
+    for each in (config, configs.smoke()["dense"]):
+        layouts = model.make_layouts(each)
+        params = jax.eval_shape(lambda each=each, layouts=layouts: model.init(jax.random.key(0), each, layouts))
+        sizes.append(model.count_parameters(params))
+    assert abs(sizes[0] - sizes[1]) / sizes[1] < 0.01
+
+
+def test_a_model_learns_a_text_by_heart(tmp_path):
+    (tmp_path / "text").write_bytes(b"abcdefgh" * 300)
+    words = [
+        "smoke",
+        *TOY,
+        "steps=150",
+        "learning_rate=0.02",
+        f"data={tmp_path / 'text'}",
+        f"workdir={tmp_path / 'run'}",
+    ]
+    in_process(*words, "hidden=32", "dropout=0", "ema=0.9")
+    last = {name: value for step, name, value in losses(tmp_path / "run") if step == 150}
+    assert last["dense/heldout"] < 0.1  # of 8 before
+    assert last["sparse/heldout"] < 0.1
+    options = sample.Options(workdir=str(tmp_path / "run"), prompt="cde", bytes=12, temperature=0)
+    with jax.numpy_dtype_promotion("standard"):
+        assert sample.sample(options) == b"fghabcdefgha"
+
+
+def test_samples_follow_the_seed(straight):
+    def draw(**options):
+        with jax.numpy_dtype_promotion("standard"):
+            return sample.sample(sample.Options(workdir=str(straight[0]), bytes=40, **options))
+
+    assert draw(seed=1) == draw(seed=1)
+    assert draw(seed=1) != draw(seed=2)
+    assert draw(seed=1) != draw(seed=1, temperature=3.0)
+    assert draw(seed=1) != draw(seed=1, model="dense")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["data=/nowhere"], "`data` must be a file or a folder; /nowhere does not exist"),
+        (["data={tmp}/empty"], "`data` must hold text"),
+        (["data={tmp}/short"], "must have `batch` x (`length` + 1) bytes or more, 528; it has"),
+        (["data={tmp}/cut.xz"], "`data` must be readable"),
+        (["hidden=100", "pattern=banded"], "`pattern` must be one of dense, barabasi_albert"),
+        (["sparse.hidden=100"], "`hidden` must be a positive multiple of"),
+        (
+            ["hidden=64", "pattern=watts_strogatz", "degree=3"],
+            "`degree` 3 makes no watts_strogatz pattern of 4 x 4 blocks",
+        ),
+        (["dtype=int8"], "`dtype` must be one of float32"),
+        (["steps=0"], "`steps` must be at least 1; got 0"),
+        (["learning_rate=nan"], "`learning_rate` must be above 0; got nan"),
+        (["heldout=1"], "`heldout` must be between 0 and 1; got 1.0"),
+    ],
+)
+def test_bad_input_is_one_sentence(words, message, tmp_path):
+    (tmp_path / "empty").touch()
+    (tmp_path / "short").write_bytes(b"too short")
+    (tmp_path / "cut.xz").write_bytes(lzma.compress(b"text" * 100)[:40])
+    words = [word.format(tmp=tmp_path) for word in words]
+    with pytest.raises(CommandError) as stop:
+        train.main([*words, f"workdir={tmp_path / 'run'}"])
+    assert message in str(stop.value)
+    assert stop.value.code == 2
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"model": "other"}, "`model` must be one of dense, sparse; got other"),
+        ({"workdir": "/nowhere"}, "`workdir` must hold a run"),
+    ],
+)
+def test_sampling_says_what_is_wrong(options, message, straight):
+    with pytest.raises(CommandError, match=message):
+        sample.sample(sample.Options(**{"workdir": str(straight[0]), **options}))
