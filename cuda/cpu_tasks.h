@@ -34,13 +34,12 @@ inline const CpuKernels& ChooseCpuKernels() {
   return kernels;
 }
 
-// Below this many multiply-adds (some 10 us of one core) waking another thread costs more than it saves.
+// Below this many multiply-adds (some 5 us of one core) waking another thread costs more than it saves.
 constexpr int64_t kMinTaskWork = int64_t{1} << 19;
 
-// The number of tasks that `work` multiply-adds deserve: 1 runs in the caller. Four a thread, so that a task of long
-// lists does not leave the other threads idle.
-inline int64_t NumTasks(xla::ffi::ThreadPool& pool, int64_t work) {
-  return std::clamp<int64_t>(work / kMinTaskWork, 1, std::max<int64_t>(1, 4 * pool.num_threads()));
+// The number of tasks that `work` multiply-adds deserve, so many a thread at most; 1 runs in the caller.
+inline int64_t NumTasks(xla::ffi::ThreadPool& pool, int64_t work, int64_t tasks_per_thread) {
+  return std::clamp<int64_t>(work / kMinTaskWork, 1, std::max<int64_t>(1, tasks_per_thread * pool.num_threads()));
 }
 
 // Calls run(task) for each task in [0, num_tasks), and returns when all are done. The caller works too and never waits

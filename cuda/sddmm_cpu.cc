@@ -1,6 +1,7 @@
 // bsjax_sddmm for the CPU platform: checks the operands and spreads the stored blocks over XLA's thread pool.
 #include <algorithm>
 #include <cstdint>
+#include <string>
 
 #include "check.h"
 #include "cpu_tasks.h"
@@ -21,7 +22,8 @@ ffi::Error SddmmCpuImpl(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer d
   if (args.num_groups == 0 || args.num_blocks == 0) return ffi::Error::Success();
 
   const int64_t block_work = static_cast<int64_t>(args.block_size) * args.block_size * (args.m + 1);
-  const int64_t num_tasks = NumTasks(pool, args.num_groups * args.num_blocks * block_work);
+  // One task a thread: blocks cost the same, and each task reads all rows of dy.
+  const int64_t num_tasks = NumTasks(pool, args.num_groups * args.num_blocks * block_work, 1);
   const int64_t num_cuts = std::clamp<int64_t>(num_tasks / args.num_groups, 1, args.num_blocks);
   auto run = [=, &kernels = ChooseCpuKernels()](int64_t tile) {
     const int64_t cut = tile % num_cuts, group = tile / num_cuts;
@@ -42,8 +44,8 @@ ffi::Error SddmmCpuImpl(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer d
 XLA_FFI_DEFINE_HANDLER_SYMBOL(BsjaxSddmmCpu, bsjax::SddmmCpuImpl,
                               xla::ffi::Ffi::Bind()
                                   .Ctx<xla::ffi::ThreadPool>()
-                                  .Arg<xla::ffi::AnyBuffer>()  // x [g or 1, m, k]
-                                  .Arg<xla::ffi::AnyBuffer>()  // dy [g or 1, m, n]
+                                  .Arg<xla::ffi::AnyBuffer>()  // x [g or 1, ..., k]
+                                  .Arg<xla::ffi::AnyBuffer>()  // dy [g or 1, ..., n]
                                   .Arg<xla::ffi::AnyBuffer>()  // rows [num_blocks]
                                   .Arg<xla::ffi::AnyBuffer>()  // cols [num_blocks]
                                   .Ret<xla::ffi::AnyBuffer>()  // dblocks [g, num_blocks, b, b]
