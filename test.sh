@@ -73,7 +73,7 @@ for pair in 3.11:0.10.2 3.12:0.11.2 3.12: 3.13:; do
     say "Python $version: no such interpreter here; its wheel is NOT built and NOT tested"
     continue
   fi
-  say "Python $version with jax ${jax:-, the newest}: smoke tests"
+  say "Python $version with jax ${jax:-(the newest)}: smoke tests"
   install_wheel "$python" "$version" test ${jax:+"jax==$jax"}
   run_tests "$version" "${SMOKE[@]}"
 done
