@@ -197,7 +197,7 @@ def main(arguments):
     workdir = pathlib.Path(options.workdir).expanduser()
     workdir.mkdir(parents=True, exist_ok=True)
     for name, words in record["head"].items():
-        print(f"{name}: {words}  ")
+        print(f"* {name}: {words}")
     print(f"\n{table.head_lines()}")
     for case in chosen:
         for row in measure(case, dtype, clock):
