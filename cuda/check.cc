@@ -67,10 +67,10 @@ bool JoinGroups(int64_t ours, int64_t* groups) {
   return true;
 }
 
-#define BSJAX_RETURN_IF_ERROR(expr)         \
-  do {                                      \
-    ffi::Error error_ = (expr);             \
-    if (error_.failure()) return error_;    \
+#define BSJAX_RETURN_IF_ERROR(expr)      \
+  do {                                   \
+    ffi::Error error_ = (expr);          \
+    if (error_.failure()) return error_; \
   } while (false)
 
 }  // namespace
@@ -98,7 +98,8 @@ ffi::Error CheckSpmm(const ffi::AnyBuffer& x, const ffi::AnyBuffer& blocks, cons
   }
   int64_t groups = 1;
   if (!JoinGroups(xd[0], &groups) || !JoinGroups(wd[0], &groups) || yd[0] != groups) {
-    return Refuse(op, "the groups of x, blocks and y must agree; got " + Show(xd) + ", " + Show(wd) + " and " + Show(yd));
+    return Refuse(op,
+                  "the groups of x, blocks and y must agree; got " + Show(xd) + ", " + Show(wd) + " and " + Show(yd));
   }
   const int64_t lists = static_cast<int64_t>(indptr.element_count());
   if (!SameRows(xd, yd) || k % b != 0 || n != (lists - 1) * b) {
@@ -149,8 +150,8 @@ ffi::Error CheckSddmm(const ffi::AnyBuffer& x, const ffi::AnyBuffer& dy, const f
   }
   int64_t groups = 1;
   if (!JoinGroups(xd[0], &groups) || !JoinGroups(yd[0], &groups) || wd[0] != groups) {
-    return Refuse(op, "the groups of x, dy and dblocks must agree; got " + Show(xd) + ", " + Show(yd) + " and " +
-                          Show(wd));
+    return Refuse(op,
+                  "the groups of x, dy and dblocks must agree; got " + Show(xd) + ", " + Show(yd) + " and " + Show(wd));
   }
   if (!SameRows(xd, yd) || k % b != 0 || n % b != 0) {
     return Refuse(op, "x " + Show(xd) + " and dy " + Show(yd) + " do not fit blocks of side " + std::to_string(b));

@@ -15,8 +15,8 @@ namespace bsjax {
 
 namespace ffi = xla::ffi;
 
-// Fills `args` from the operands of one bsjax_spmm call, or says what is wrong with them. With `transpose` the lists are
-// those of w's rows, where entry e is block e, and the contents of `block_ids` are not read.
+// Fills `args` from the operands of one bsjax_spmm call, or says what is wrong with them. With `transpose` the lists
+// are those of w's rows, where entry e is block e, and the contents of `block_ids` are not read.
 ffi::Error CheckSpmm(const ffi::AnyBuffer& x, const ffi::AnyBuffer& blocks, const ffi::AnyBuffer& indptr,
                      const ffi::AnyBuffer& indices, const ffi::AnyBuffer& block_ids, ffi::AnyBuffer& y, bool transpose,
                      bool tf32, SpmmArgs* args);

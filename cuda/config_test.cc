@@ -10,14 +10,14 @@ namespace {
 
 int failures = 0;
 
-#define EXPECT(condition, ...)                                     \
-  do {                                                             \
-    if (!(condition)) {                                            \
-      ++failures;                                                  \
-      std::printf("%s:%d: %s: ", __FILE__, __LINE__, #condition);  \
-      std::printf(__VA_ARGS__);                                    \
-      std::printf("\n");                                           \
-    }                                                              \
+#define EXPECT(condition, ...)                                    \
+  do {                                                            \
+    if (!(condition)) {                                           \
+      ++failures;                                                 \
+      std::printf("%s:%d: %s: ", __FILE__, __LINE__, #condition); \
+      std::printf(__VA_ARGS__);                                   \
+      std::printf("\n");                                          \
+    }                                                             \
   } while (false)
 
 SpmmArgs Spmm(DType dtype, int block_size, int64_t m, int64_t k, int64_t n) {

@@ -24,8 +24,8 @@ struct SddmmArgs {
   int64_t dy_group_stride = 0;  // in elements; 0 where all groups share dy
   int64_t m = 0, k = 0, n = 0;  // k and n are multiples of block_size
   int64_t num_blocks = 0;
-  int32_t block_size = 0;       // 8, 16, 32, 64 or 128
-  bool tf32 = false;            // round float32 operands to TF32; ignored for other types
+  int32_t block_size = 0;  // 8, 16, 32, 64 or 128
+  bool tf32 = false;       // round float32 operands to TF32; ignored for other types
 };
 
 }  // namespace bsjax

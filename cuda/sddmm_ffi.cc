@@ -14,8 +14,8 @@
 namespace bsjax {
 namespace {
 
-ffi::Error SddmmImpl(cudaStream_t stream, ffi::AnyBuffer x, ffi::AnyBuffer dy, ffi::AnyBuffer rows,
-                     ffi::AnyBuffer cols, ffi::Result<ffi::AnyBuffer> dblocks, bool tf32, int32_t config) {
+ffi::Error SddmmImpl(cudaStream_t stream, ffi::AnyBuffer x, ffi::AnyBuffer dy, ffi::AnyBuffer rows, ffi::AnyBuffer cols,
+                     ffi::Result<ffi::AnyBuffer> dblocks, bool tf32, int32_t config) {
   SddmmArgs args;
   ffi::Error error = CheckSddmm(x, dy, rows, cols, *dblocks, tf32, &args);
   if (error.failure()) return error;

@@ -6,8 +6,6 @@
 // Shared memory: kStages * 2 * 8 KB = 64 KB. Rows past m and blocks outside the pattern are zeros, never read.
 // Limits: each block streams its own dy from L2, which bounds b <= 32; b = 8 uses half of mma.sync's 16 rows; blocks
 // of one CTA are not split over rows, so fewer than about 400 CTAs leave SMs idle.
-#include "sddmm_sm80.h"
-
 #include <type_traits>
 #include <utility>
 
@@ -17,6 +15,7 @@
 #include "device/mma.cuh"
 #include "device/vector.cuh"
 #include "sddmm_config.h"
+#include "sddmm_sm80.h"
 
 namespace bsjax {
 namespace {
@@ -124,7 +123,7 @@ struct TensorSum {
         for (int t = 0; t < Rows::kCount; ++t) {
           const int down = i + t / kAcross;
           if (down >= kTileRows) continue;
-          const float(&part)[4] =
+          const float (&part)[4] =
               kHalfRows ? sum[down % T::kWarpBlocks][0][j] : sum[0][down / 2 % kRows][j + t % kAcross];
           const int first = kHalfRows ? 0 : down % 2 * 2;
           tiles[t] = make_float2(part[first], part[first + 1]);
@@ -158,8 +157,7 @@ struct TensorSum {
       a[0] = r[0];
       a[2] = r[1];
     } else {
-      LoadMatrix4<true>(
-          a, SharedAddress(x) + T::Offset(row + lane / 16 * 8 + lane % 8, column / 8 + lane / 8 % 2));
+      LoadMatrix4<true>(a, SharedAddress(x) + T::Offset(row + lane / 16 * 8 + lane % 8, column / 8 + lane / 8 % 2));
     }
   }
 

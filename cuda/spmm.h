@@ -15,10 +15,10 @@ namespace bsjax {
 // where op transposes the stored block if `transpose`. An empty list gives exact zeros. k and n are those of this
 // product: with `transpose` the caller passes the row lists of w and its columns as k.
 struct SpmmArgs {
-  DType dtype = DType::kF32;        // of x, blocks and y
-  const void* x = nullptr;          // [g or 1, m, k] row-major, 16-byte aligned
-  const void* blocks = nullptr;     // [g or 1, num_blocks, b, b] row-major, 16-byte aligned
-  const int32_t* indptr = nullptr;  // [n / b + 1]
+  DType dtype = DType::kF32;           // of x, blocks and y
+  const void* x = nullptr;             // [g or 1, m, k] row-major, 16-byte aligned
+  const void* blocks = nullptr;        // [g or 1, num_blocks, b, b] row-major, 16-byte aligned
+  const int32_t* indptr = nullptr;     // [n / b + 1]
   const int32_t* indices = nullptr;    // [num_blocks], input block column of each entry
   const int32_t* block_ids = nullptr;  // [num_blocks], or null where entry e is block e
   void* y = nullptr;                   // [g, m, n] row-major, 16-byte aligned; every element is written
@@ -27,9 +27,9 @@ struct SpmmArgs {
   int64_t blocks_group_stride = 0;  // in elements; 0 where all groups share blocks
   int64_t m = 0, k = 0, n = 0;      // k and n are multiples of block_size
   int64_t num_blocks = 0;
-  int32_t block_size = 0;           // 8, 16, 32, 64 or 128
+  int32_t block_size = 0;  // 8, 16, 32, 64 or 128
   bool transpose = false;
-  bool tf32 = false;                // round float32 operands to TF32; ignored for other types
+  bool tf32 = false;  // round float32 operands to TF32; ignored for other types
 };
 
 }  // namespace bsjax

@@ -53,14 +53,14 @@ constexpr bool SpmmConfigFits(int config, const SpmmArgs& args, int arch) {
 // The config for this call, or -1 where no compiled one runs on `arch`.
 constexpr int ChooseSpmmConfig(const SpmmArgs& args, int arch) {
   if (arch < 80) return -1;
-  // H200, bfloat16, k = 4096, density .10, us, config 2 against 3: m = 128, n = 16384: 20.3 and 8.6 (b = 64), 15.7 and 8.7
-  // (b = 128); m = 1024, n = 4096: 13.1 and 14.8; m = 8192, b = 128: 82.5 and 87.2.
+  // H200, bfloat16, k = 4096, density .10, us, config 2 against 3: m = 128, n = 16384: 20.3 and 8.6 (b = 64), 15.7
+  // and 8.7 (b = 128); m = 1024, n = 4096: 13.1 and 14.8; m = 8192, b = 128: 82.5 and 87.2.
   const int hopper = args.m <= 128 ? 3 : 2;
   if (SpmmConfigFits(hopper, args, arch)) return hopper;
   if (args.m == 0 || args.n == 0 || args.num_groups == 0) return 0;
-  // Small tiles where large ones would be mostly padding, or too few for two on each of 132 SMs. H200, bfloat16, n = 16384,
-  // us, config 0 against 1: m = 64: 14.2 and 11.9 (b = 32), 18.1 and 12.0 (128), but 56 and 62 (8), 19.5 and 19.4 (16);
-  // m = 128: 15.5 and 17.5 (32), 15.6 and 15.3 (64), 18.4 and 18.4 (128).
+  // Small tiles where large ones would be mostly padding, or too few for two on each of 132 SMs. H200, bfloat16, n =
+  // 16384, us, config 0 against 1: m = 64: 14.2 and 11.9 (b = 32), 18.1 and 12.0 (128), but 56 and 62 (8), 19.5
+  // and 19.4 (16); m = 128: 15.5 and 17.5 (32), 15.6 and 15.3 (64), 18.4 and 18.4 (128).
   const int64_t large_tiles = args.num_groups * ((args.m + 127) / 128) * (args.n / args.block_size);
   return (args.m <= 64 && args.block_size >= 32) || large_tiles < 2 * 132 ? 1 : 0;
 }

@@ -6,8 +6,6 @@
 // Shared memory: kStages * 128 bytes * (kTileM + b); the largest is 3 * 128 * (128 + 128) = 96 KB.
 // Entries that contribute nothing, and rows past m, are filled with zeros and never read.
 // Limits: x is read from L2 once for each block, which bounds b <= 32; half-type rows of b = 8 are half an L2 sector.
-#include "spmm_sm80.h"
-
 #include <type_traits>
 #include <utility>
 
@@ -17,13 +15,14 @@
 #include "device/mma.cuh"
 #include "device/vector.cuh"
 #include "spmm_config.h"
+#include "spmm_sm80.h"
 
 namespace bsjax {
 namespace {
 
-constexpr int kStepBytes = 128;              // of k, of each row of x, in one step
+constexpr int kStepBytes = 128;  // of k, of each row of x, in one step
 constexpr int kStepPieces = kStepBytes / 16;
-constexpr int kSlabs = kStepBytes / 32;      // one mma.sync takes 32 bytes of k
+constexpr int kSlabs = kStepBytes / 32;  // one mma.sync takes 32 bytes of k
 constexpr unsigned kAllLanes = 0xffffffff;
 
 template <Math kMath_, int kB_, bool kTranspose_, int kConfig>
@@ -50,7 +49,7 @@ struct Tile {
   static constexpr int kWEntryRows = kTranspose ? kB : kStepK / kEntries;
   static constexpr int kWPieces = kStepPieces * kB;
   static constexpr bool kWordReads = kMath == Math::kTF32 && !kTranspose;  // ldmatrix cannot transpose 4-byte elements
-  static constexpr Swizzle kWSwizzle = kWordReads                               ? Swizzle::kWords
+  static constexpr Swizzle kWSwizzle = kWordReads                          ? Swizzle::kWords
                                        : kMath == Math::kF32 && kTranspose ? Swizzle::kEachFourth
                                                                            : Swizzle::kRows;
   static constexpr int kXBytes = kTileM * kStepBytes;
@@ -129,7 +128,7 @@ __device__ __forceinline__ void LoadStep(const char* x, const char* blocks, int6
     const int block = __shfl_sync(kAllLanes, entries.block, (first + w_row / T::kWEntryRows) % 32);
     constexpr int kBlockRowBytes = T::kB * T::kElementBytes;
     const unsigned offset = T::kTranspose ? w_row % T::kB * kBlockRowBytes + (part * kStepPieces + column) * 16
-                                     : (part * T::kStepK + w_row % T::kWEntryRows) * kBlockRowBytes + column * 16;
+                                          : (part * T::kStepK + w_row % T::kWEntryRows) * kBlockRowBytes + column * 16;
     if (T::kWPieces % T::kThreads == 0 || w_piece < T::kWPieces) {
       CopyAsync16(shared + T::kXBytes + PieceOffset<T::kWSwizzle, T::kWRowPieces>(w_row, column),
                   block >= 0 ? blocks + int64_t{block} * (T::kB * kBlockRowBytes) + offset : blocks, block >= 0);
@@ -217,7 +216,7 @@ struct TensorSum {
 #pragma unroll
         for (int t = 0; t < Rows::kCount; ++t) {
           const int down = i + t / kAcross;
-          const float(&part)[4] = sum[down / 2][j + t % kAcross];
+          const float (&part)[4] = sum[down / 2][j + t % kAcross];
           tiles[t] = make_float2(part[down % 2 * 2], part[down % 2 * 2 + 1]);
         }
         const uint4 piece = Rows::Gather(tiles, lane);
@@ -243,15 +242,13 @@ struct PlainSum {
       float4 w[4];  // of k if not transposed, else of n
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        const unsigned w_row =
-            T::kTranspose ? piece / T::kEntryPieces * T::kB + lane_n * 4 + i : piece * 4 + i;
+        const unsigned w_row = T::kTranspose ? piece / T::kEntryPieces * T::kB + lane_n * 4 + i : piece * 4 + i;
         const unsigned w_piece = T::kTranspose ? piece % T::kEntryPieces : lane_n;
         w[i] = LoadShared16(w_tile + PieceOffset<T::kWSwizzle, T::kWRowPieces>(w_row, w_piece));
       }
 #pragma unroll
       for (int i = 0; i < kRows; ++i) {
-        const float4 x =
-            LoadShared16(stage + PieceOffset<Swizzle::kRows, kStepPieces>(lane_m + i * kLanesM, piece));
+        const float4 x = LoadShared16(stage + PieceOffset<Swizzle::kRows, kStepPieces>(lane_m + i * kLanesM, piece));
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
           if constexpr (T::kTranspose) {
@@ -268,11 +265,11 @@ struct PlainSum {
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       const int row = lane / kLanesN + i * kLanesM;
-      const float(&s)[4] = sum[i];
+      const float (&s)[4] = sum[i];
       if (row < rows_left) {
-        StoreGlobal16(y + row * row_bytes + lane % kLanesN * 16,
-                      make_uint4(__float_as_uint(s[0]), __float_as_uint(s[1]), __float_as_uint(s[2]),
-                                 __float_as_uint(s[3])));
+        StoreGlobal16(
+            y + row * row_bytes + lane % kLanesN * 16,
+            make_uint4(__float_as_uint(s[0]), __float_as_uint(s[1]), __float_as_uint(s[2]), __float_as_uint(s[3])));
       }
     }
   }
@@ -303,8 +300,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kMinCtas) SpmmKernelSm80(const
     const int rows_left = static_cast<int>(min(args.m - row, int64_t{T::kTileM}));
     const char* x =
         static_cast<const char*>(args.x) + group * args.x_group_stride * T::kElementBytes + row * x_row_bytes;
-    const char* blocks =
-        static_cast<const char*>(args.blocks) + group * args.blocks_group_stride * T::kElementBytes;
+    const char* blocks = static_cast<const char*>(args.blocks) + group * args.blocks_group_stride * T::kElementBytes;
     Entries entries(args, column, T::kB);
     const int num_steps = (entries.Length() + T::kEntries - 1) / T::kEntries * T::kParts;
     std::conditional_t<T::kMath == Math::kF32, PlainSum<T>, TensorSum<T>> result;
@@ -325,8 +321,8 @@ __global__ void __launch_bounds__(T::kThreads, T::kMinCtas) SpmmKernelSm80(const
       load(step + T::kStages - 1);
       result.Multiply(shared + step % T::kStages * T::kStageBytes, warp_m, warp_n, lane);
     }
-    result.Store(static_cast<char*>(args.y) + ((group * args.m + row + warp_m) * args.n + column * T::kB + warp_n) *
-                                                  T::kElementBytes,
+    result.Store(static_cast<char*>(args.y) +
+                     ((group * args.m + row + warp_m) * args.n + column * T::kB + warp_n) * T::kElementBytes,
                  y_row_bytes, rows_left - static_cast<int>(warp_m), lane);
     __syncthreads();  // before the next tile fills the stages
   }

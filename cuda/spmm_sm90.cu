@@ -1,17 +1,14 @@
 // A CTA computes kTileM rows of one block column of y. It gathers: for each entry of the column's list, and each 64 of
 // the block's k, the copy engine (TMA) brings the [kTileM, 64] piece of x and the [64, b] piece of w (b rows of 64 if
 // transposed) into a ring of kStages slots; wgmma multiplies them where they lie.
-// Warps 0 to 7 are two warpgroups that multiply and store, kTileM / 2 rows each; one thread of warp 8 issues the copies.
-// A stored block is row-major, so x @ w reads it as an operand with n contiguous and x @ w.T as one with k contiguous:
-// only the descriptor differs, nothing is copied or transposed.
-// Shared memory: kStages * 128 bytes * (kTileM + b) for the ring, 2 * 64 * b * 2 bytes to pass y to the copy engine.
-// Where one CTA fills an SM, as many are launched as there are SMs and each walks many tiles, so that the copies of a
-// tile run while the one before is stored. Where two fit, each takes one tile: they hide each other's ends, and the
-// hardware hands out tiles as SMs get free, which balances columns of uneven length.
-// Limits: x is read from L2 once for each block, 5.8 to 6.8 TB/s at b = 64. Tiles are dealt round robin when CTAs walk,
-// so the fullest SM has 8 to 25 % more work than the mean at density 0.1.
-#include "spmm_sm90.h"
-
+// Warps 0 to 7 are two warpgroups that multiply and store, kTileM / 2 rows each; one thread of warp 8 issues the
+// copies. A stored block is row-major, so x @ w reads it as an operand with n contiguous and x @ w.T as one with k
+// contiguous: only the descriptor differs, nothing is copied or transposed. Shared memory: kStages * 128 bytes *
+// (kTileM + b) for the ring, 2 * 64 * b * 2 bytes to pass y to the copy engine. Where one CTA fills an SM, as many are
+// launched as there are SMs and each walks many tiles, so that the copies of a tile run while the one before is stored.
+// Where two fit, each takes one tile: they hide each other's ends, and the hardware hands out tiles as SMs get free,
+// which balances columns of uneven length. Limits: x is read from L2 once for each block, 5.8 to 6.8 TB/s at b = 64.
+// Tiles are dealt round robin when CTAs walk, so the fullest SM has 8 to 25 % more work than the mean at density 0.1.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -24,6 +21,7 @@
 #include "device/tma.cuh"
 #include "device/wgmma.cuh"
 #include "spmm_config.h"
+#include "spmm_sm90.h"
 
 namespace bsjax {
 namespace {
@@ -34,19 +32,19 @@ struct Tile {
   static constexpr int kB = kB_;
   static constexpr bool kTranspose = kTranspose_;
   static constexpr int kTileM = kSpmmConfigs[kConfig].tile_m;
-  static constexpr int kConsumers = 2;                        // warpgroups
+  static constexpr int kConsumers = 2;  // warpgroups
   static constexpr int kThreads = 128 * kConsumers + 32;
-  static constexpr int kMmas = kTileM / (64 * kConsumers);    // wgmma's of 64 rows, one below the other, a warpgroup
-  static constexpr int kStepK = kBoxCols;                     // of k in one stage
-  static constexpr int kSteps = kB / kStepK;                  // stages of one entry
-  static constexpr int kHalves = kB / kBoxCols;               // 64-column boxes that the tile's columns span
+  static constexpr int kMmas = kTileM / (64 * kConsumers);  // wgmma's of 64 rows, one below the other, a warpgroup
+  static constexpr int kStepK = kBoxCols;                   // of k in one stage
+  static constexpr int kSteps = kB / kStepK;                // stages of one entry
+  static constexpr int kHalves = kB / kBoxCols;             // 64-column boxes that the tile's columns span
   static constexpr int kXBytes = kTileM * kBoxRowBytes;
   static constexpr int kWBoxRows = kTranspose ? kB : kStepK;
   static constexpr int kWBoxes = kTranspose ? 1 : kHalves;
   static constexpr int kWBoxBytes = kWBoxRows * kBoxRowBytes;
   static constexpr int kStageBytes = kXBytes + kWBoxes * kWBoxBytes;
   static constexpr int kYBoxBytes = 64 * kBoxRowBytes;
-  static constexpr int kYBytes = kHalves * kYBoxBytes;        // of one warpgroup: 64 rows at a time
+  static constexpr int kYBytes = kHalves * kYBoxBytes;  // of one warpgroup: 64 rows at a time
   static constexpr int kMaxStages = (227 * 1024 - 1024 - kConsumers * kYBytes) / kStageBytes;  // 227 KB: a CTA's limit
   static constexpr int kStages = std::min(kSpmmConfigs[kConfig].stages, kMaxStages);
   static constexpr int kSharedBytes = kStages * (kStageBytes + 2 * sizeof(uint64_t)) + kConsumers * kYBytes;
@@ -280,8 +278,8 @@ __device__ void Consume(const Params& params, const Shared<Tile>& shared, int wa
 }
 
 template <typename Tile>
-__global__ __launch_bounds__(Tile::kThreads, Tile::kCtasPerSm) void SpmmKernelSm90(
-    const __grid_constant__ Params params) {
+__global__ __launch_bounds__(Tile::kThreads,
+                             Tile::kCtasPerSm) void SpmmKernelSm90(const __grid_constant__ Params params) {
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL  // wgmma is in sm_90a only; other targets of a build get a kernel nobody launches
   extern __shared__ __align__(1024) char dynamic_shared[];
   const Shared<Tile> shared(dynamic_shared);
@@ -322,8 +320,8 @@ cudaError_t MakeParams(const SpmmArgs& args, Params* params) {
   cudaError_t status =
       EncodeTensorMap(&params->x, kType, args.x, x_groups, args.m, args.k, args.x_group_stride, Tile::kTileM);
   if (status == cudaSuccess) {
-    status = EncodeTensorMap(&params->w, kType, args.blocks, w_groups, args.num_blocks * b, b,
-                             args.blocks_group_stride, Tile::kWBoxRows);
+    status = EncodeTensorMap(&params->w, kType, args.blocks, w_groups, args.num_blocks * b, b, args.blocks_group_stride,
+                             Tile::kWBoxRows);
   }
   if (status == cudaSuccess) {
     status = EncodeTensorMap(&params->y, kType, args.y, groups, args.m, args.n, args.m * args.n, 64);

@@ -200,7 +200,7 @@ def _check_features(name, value, layout, axis):
 def _allows_tf32(precision):
     """Whether float32 products may round their operands to TF32: only where that is asked for by name."""
     if precision is None:
-        precision = jax.config.jax_default_matmul_precision
+        precision = jax.config.jax_default_matmul_precision  # pyright: ignore[reportAttributeAccessIssue]
     if precision is None or isinstance(precision, jax.lax.Precision):
         return False
     if isinstance(precision, str):

@@ -41,10 +41,9 @@ __device__ __forceinline__ uint32_t RoundOperand(uint32_t word) {
 template <Math kMath>
 __device__ __forceinline__ void Mma(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
   static_assert(kMath != Math::kF32, "mma.sync has no real float32; use fused multiply-add.");
-#define BSJAX_MMA(shape_and_types)                                                      \
-  asm volatile("mma.sync.aligned." shape_and_types                                      \
-               " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"        \
-               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                         \
+#define BSJAX_MMA(shape_and_types)                                                                                    \
+  asm volatile("mma.sync.aligned." shape_and_types " {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};" \
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                                                       \
                : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]))
   if constexpr (kMath == Math::kTF32) BSJAX_MMA("m16n8k8.row.col.f32.tf32.tf32.f32");
   if constexpr (kMath == Math::kF16) BSJAX_MMA("m16n8k16.row.col.f32.f16.f16.f32");

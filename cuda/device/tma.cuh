@@ -19,7 +19,7 @@
 namespace bsjax {
 
 constexpr int kBoxCols = 64;
-constexpr int kBoxRowBytes = 128;  // the swizzle's width, and kBoxCols elements
+constexpr int kBoxRowBytes = 128;    // the swizzle's width, and kBoxCols elements
 constexpr int kSwizzleBytes = 1024;  // the swizzle's period: 8 rows
 
 // Begins the fetch of a map, so that the first copy by it need not wait. The map is a __grid_constant__ parameter.
@@ -32,8 +32,8 @@ __device__ inline void TmaLoad(void* destination, const CUtensorMap& map, uint64
                                int group) {
   // A CTA launched without a cluster is a cluster of its own, so its shared memory is valid in the .cluster space.
   asm volatile(
-      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];"
-      ::"r"(SharedAddress(destination)),
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], "
+      "[%5];" ::"r"(SharedAddress(destination)),
       "l"(&map), "r"(col), "r"(row), "r"(group), "r"(SharedAddress(barrier))
       : "memory");
 }

@@ -107,10 +107,10 @@ def apply(params, layouts, state, tokens, config, key=None):
     """
     rows = params["embedding"] / jnp.linalg.norm(params["embedding"], axis=-1, keepdims=True)
     # A product picks the rows: the gradient of indexing is a scatter, slow on a CPU and in no fixed order on a GPU.
-    embedded = jax.nn.one_hot(tokens, VOCABULARY) @ (params["embedding_gain"] * rows)
+    embedded = recurrence.product(jax.nn.one_hot(tokens, VOCABULARY), params["embedding_gain"] * rows)
     inputs = {
-        "multiply": _spread(1 + embedded @ params["multiply"], 1),
-        "add": _spread(embedded @ params["add"], 0),
+        "multiply": _spread(1 + recurrence.product(embedded, params["multiply"]), 1),
+        "add": _spread(recurrence.product(embedded, params["add"]), 0),
     }
     if key is not None and config.dropout:
         keep = jax.random.bernoulli(key, 1 - config.dropout, (*tokens.shape, config.hidden))

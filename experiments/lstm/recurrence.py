@@ -10,6 +10,8 @@ from jax.ad_checkpoint import checkpoint_name
 import bsjax
 
 _SAVED = "product"
+# float32 is float32 for the dense model too: a card's default would round its operands to TF32, the sparse one's never.
+_PRECISION = lax.Precision.HIGHEST
 
 
 def product(x, w, layout=None, dtype=jnp.float32):
@@ -25,7 +27,7 @@ def product(x, w, layout=None, dtype=jnp.float32):
       `[..., n]` in float32, accumulated in float32, rounded to `dtype` in between.
     """
     x, w = x.astype(dtype), w.astype(dtype)
-    y = jnp.matmul(x, w) if layout is None else bsjax.spmm(x, w, layout)
+    y = jnp.matmul(x, w, precision=_PRECISION) if layout is None else bsjax.spmm(x, w, layout)
     return y.astype(jnp.float32)
 
 
@@ -35,7 +37,7 @@ def product_gradient(x, dy, layout=None, dtype=jnp.float32):
     if layout is not None:
         return bsjax.sddmm(x, dy, layout).astype(jnp.float32)
     rows = tuple(range(x.ndim - 1))
-    return jnp.tensordot(x, dy, (rows, rows)).astype(jnp.float32)
+    return jnp.tensordot(x, dy, (rows, rows), precision=_PRECISION).astype(jnp.float32)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
