@@ -117,7 +117,10 @@ def apply(params, layouts, state, tokens, config, key=None):
         inputs["keep"] = keep.astype(jnp.float32) / (1 - config.dropout)
     norms = {k: params[k] for k in ("gain", "bias", "gate_gain", "gate_bias")}
     state, h = recurrence.scan_products(_step, config.dtype, params["weights"], layouts, norms, state, inputs)
-    logits = recurrence.product(h[..., ::2], params["output"], None, config.dtype)
+    # Of each pair the first, not h[..., ::2]: XLA's GPU compiler (jaxlib 0.11.2) aborts on products that it fuses with
+    # the second derivative of a strided slice.
+    read = h.reshape(*h.shape[:-1], -1, 2)[..., 0]
+    logits = recurrence.product(read, params["output"], None, config.dtype)
     return state, logits + params["output_bias"][None, None]
 
 
