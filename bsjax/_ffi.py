@@ -68,7 +68,7 @@ class GroupedOp:
     """One native op as a JAX primitive: two grouped operands, then index arrays, to one grouped result.
 
     Attributes:
-      target: the FFI target; `platform` handlers of that name serve it where registered, `reference` elsewhere.
+      target: the FFI target; the handlers of that name serve their platforms, `reference` every other.
       kinds: "rows" or "blocks" for each of the two grouped operands and the result.
       shape: from the shapes of all operands and the attributes to the last axes of the result: `[n]` for rows,
         `[num_blocks, b, b]` for blocks.

@@ -7,8 +7,8 @@
 // (kTileM + b) for the ring, 2 * 64 * b * 2 bytes to pass y to the copy engine. Where one CTA fills an SM, as many are
 // launched as there are SMs and each walks many tiles, so that the copies of a tile run while the one before is stored.
 // Where two fit, each takes one tile: they hide each other's ends, and the hardware hands out tiles as SMs get free,
-// which balances columns of uneven length. Limits: x is read from L2 once for each block, 5.8 to 6.8 TB/s at b = 64.
-// Tiles are dealt round robin when CTAs walk, so the fullest SM has 8 to 25 % more work than the mean at density 0.1.
+// which balances columns of uneven length. Limits: x is read from L2 once for each block; tiles are dealt round robin
+// when CTAs walk, so SMs end unevenly where columns differ.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
