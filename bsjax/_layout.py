@@ -14,6 +14,8 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
+from bsjax import _schedule
+
 _BLOCK_SIZES = (8, 16, 32, 64, 128)
 _MAX_BLOCKS = 2**31 - 1  # what an int32 index counts
 _FORMAT = 1  # of the npz file; rises when its fields change meaning
@@ -36,6 +38,9 @@ class Layout:
       indptr_t: `[n/b + 1]`, where the entries of each block column begin and end in `indices_t` and `perm_t`.
       indices_t: `[num_blocks]`, block rows: column after column, rising within a column.
       perm_t: `[num_blocks]`, which stored block each entry of the transpose is.
+      fprop_schedule, dgrad_schedule, wgrad_schedule: the order in which the CUDA kernels of the three passes walk the
+        pattern; `[1]` where there is none. `from_mask` and `load` make them, a layout built or changed field by field
+        has none: those of another pattern would be wrong.
       shape: `(k, n)`, in elements.
       block_size: b, the side of a block in elements.
 
@@ -54,6 +59,9 @@ class Layout:
     indptr_t: jax.Array
     indices_t: jax.Array
     perm_t: jax.Array
+    fprop_schedule: jax.Array = dataclasses.field(default_factory=_schedule.none, metadata={"derived": True})
+    dgrad_schedule: jax.Array = dataclasses.field(default_factory=_schedule.none, metadata={"derived": True})
+    wgrad_schedule: jax.Array = dataclasses.field(default_factory=_schedule.none, metadata={"derived": True})
     shape: tuple[int, int] = dataclasses.field(kw_only=True, metadata={"static": True})
     block_size: int = dataclasses.field(kw_only=True, metadata={"static": True})
 
@@ -84,9 +92,30 @@ class Layout:
         rows, cols = np.nonzero(mask)
         perm_t = np.argsort(cols, kind="stable")
         leaves = _starts(rows, len(mask)), cols, rows, _starts(cols, mask.shape[1]), rows[perm_t], perm_t
+        leaves = dict(zip(_LEAVES, [leaf.astype(np.int32) for leaf in leaves], strict=True))
+        return cls._from_host(leaves, (mask.shape[0] * b, mask.shape[1] * b), b)
+
+    @classmethod
+    def _from_host(cls, leaves, shape, b):
+        """Makes the layout of these NumPy arrays, with its schedules."""
+        schedules = {
+            "fprop_schedule": _schedule.fprop(leaves["indptr_t"], leaves["indices_t"], leaves["perm_t"], shape, b),
+            "dgrad_schedule": _schedule.dgrad(leaves["indptr"], leaves["indices"], shape, b),
+            "wgrad_schedule": _schedule.wgrad(leaves["rows"], leaves["indices"], shape, b),
+        }
         with jax.ensure_compile_time_eval():
-            leaves = [jnp.asarray(leaf.astype(np.int32)) for leaf in leaves]
-        return cls(*leaves, shape=(mask.shape[0] * b, mask.shape[1] * b), block_size=b)
+            arrays = {name: jnp.asarray(leaf) for name, leaf in (leaves | schedules).items()}
+            return cls(**arrays, shape=shape, block_size=b)
+
+    def lists(self, transpose=False):
+        """Gives the lists of `x @ w`, or of `x @ w.T` if `transpose`, as the native op takes them.
+
+        Returns:
+          indptr, indices, block ids and schedule; with `transpose` entry e is block e, and the ids are not read.
+        """
+        if transpose:
+            return self.indptr, self.indices, self.indices, self.dgrad_schedule
+        return self.indptr_t, self.indices_t, self.perm_t, self.fprop_schedule
 
     def to_mask(self):
         """Gives back the block mask: bool `[k/b, n/b]` in host memory. Padding is left out.
@@ -164,8 +193,7 @@ class Layout:
         fault = _find_fault(leaves, shape, b)
         if fault:
             raise ValueError(f"`path` must be a file that Layout.save wrote, undamaged; in {path} {fault}.")
-        with jax.ensure_compile_time_eval():
-            return cls(**{name: jnp.asarray(leaf) for name, leaf in leaves.items()}, shape=tuple(shape), block_size=b)
+        return cls._from_host(leaves, tuple(shape), b)
 
     def _host_leaves(self):
         leaves = {name: getattr(self, name) for name in _LEAVES}

@@ -1,5 +1,8 @@
 #include "check.h"
 
+#include "sddmm_schedule.h"
+#include "spmm_schedule.h"
+
 namespace bsjax {
 namespace {
 
@@ -76,8 +79,8 @@ bool JoinGroups(int64_t ours, int64_t* groups) {
 }  // namespace
 
 ffi::Error CheckSpmm(const ffi::AnyBuffer& x, const ffi::AnyBuffer& blocks, const ffi::AnyBuffer& indptr,
-                     const ffi::AnyBuffer& indices, const ffi::AnyBuffer& block_ids, ffi::AnyBuffer& y, bool transpose,
-                     bool tf32, SpmmArgs* args) {
+                     const ffi::AnyBuffer& indices, const ffi::AnyBuffer& block_ids, const ffi::AnyBuffer& schedule,
+                     ffi::AnyBuffer& y, bool transpose, bool tf32, SpmmArgs* args) {
   const char* op = "bsjax_spmm";
   BSJAX_RETURN_IF_ERROR(ToDType(op, x.element_type(), &args->dtype));
   if (blocks.element_type() != x.element_type() || y.element_type() != x.element_type()) {
@@ -86,6 +89,7 @@ ffi::Error CheckSpmm(const ffi::AnyBuffer& x, const ffi::AnyBuffer& blocks, cons
   BSJAX_RETURN_IF_ERROR(CheckIndices(op, "indptr", indptr));
   BSJAX_RETURN_IF_ERROR(CheckIndices(op, "indices", indices));
   BSJAX_RETURN_IF_ERROR(CheckIndices(op, "block_ids", block_ids));
+  BSJAX_RETURN_IF_ERROR(CheckIndices(op, "schedule", schedule));
   const Dims xd = x.dimensions(), wd = blocks.dimensions(), yd = y.dimensions();
   if (xd.size() < 2 || wd.size() != 4 || yd.size() < 2) {
     return Refuse(op, "x and y must be [g, ..., features] and blocks must have 4 dimensions; got " + Show(xd) + ", " +
@@ -115,6 +119,9 @@ ffi::Error CheckSpmm(const ffi::AnyBuffer& x, const ffi::AnyBuffer& blocks, cons
   args->indptr = static_cast<const int32_t*>(indptr.untyped_data());
   args->indices = static_cast<const int32_t*>(indices.untyped_data());
   args->block_ids = transpose ? nullptr : static_cast<const int32_t*>(block_ids.untyped_data());
+  if (SpmmSchedule::Serves(b) && static_cast<int64_t>(schedule.element_count()) == SpmmSchedule(k, n, b, wd[1]).size) {
+    args->schedule = static_cast<const int32_t*>(schedule.untyped_data());
+  }
   args->y = y.untyped_data();
   args->num_groups = groups;
   args->m = m;
@@ -130,7 +137,8 @@ ffi::Error CheckSpmm(const ffi::AnyBuffer& x, const ffi::AnyBuffer& blocks, cons
 }
 
 ffi::Error CheckSddmm(const ffi::AnyBuffer& x, const ffi::AnyBuffer& dy, const ffi::AnyBuffer& rows,
-                      const ffi::AnyBuffer& cols, ffi::AnyBuffer& dblocks, bool tf32, SddmmArgs* args) {
+                      const ffi::AnyBuffer& cols, const ffi::AnyBuffer& schedule, ffi::AnyBuffer& dblocks, bool tf32,
+                      SddmmArgs* args) {
   const char* op = "bsjax_sddmm";
   BSJAX_RETURN_IF_ERROR(ToDType(op, x.element_type(), &args->dtype));
   if (dy.element_type() != x.element_type() || dblocks.element_type() != x.element_type()) {
@@ -138,6 +146,7 @@ ffi::Error CheckSddmm(const ffi::AnyBuffer& x, const ffi::AnyBuffer& dy, const f
   }
   BSJAX_RETURN_IF_ERROR(CheckIndices(op, "rows", rows));
   BSJAX_RETURN_IF_ERROR(CheckIndices(op, "cols", cols));
+  BSJAX_RETURN_IF_ERROR(CheckIndices(op, "schedule", schedule));
   const Dims xd = x.dimensions(), yd = dy.dimensions(), wd = dblocks.dimensions();
   if (xd.size() < 2 || yd.size() < 2 || wd.size() != 4) {
     return Refuse(op, "x and dy must be [g, ..., features] and dblocks must have 4 dimensions; got " + Show(xd) + ", " +
@@ -163,6 +172,11 @@ ffi::Error CheckSddmm(const ffi::AnyBuffer& x, const ffi::AnyBuffer& dy, const f
   args->dy = dy.untyped_data();
   args->rows = static_cast<const int32_t*>(rows.untyped_data());
   args->cols = static_cast<const int32_t*>(cols.untyped_data());
+  const int64_t bin_words = SddmmBin{static_cast<int>(b)}.Words();
+  if (schedule.element_count() > 0 && static_cast<int64_t>(schedule.element_count()) % bin_words == 0) {
+    args->bins = static_cast<const int32_t*>(schedule.untyped_data());
+    args->num_bins = static_cast<int64_t>(schedule.element_count()) / bin_words;
+  }
   args->dblocks = dblocks.untyped_data();
   args->num_groups = groups;
   args->m = m;

@@ -16,14 +16,17 @@ namespace bsjax {
 namespace ffi = xla::ffi;
 
 // Fills `args` from the operands of one bsjax_spmm call, or says what is wrong with them. With `transpose` the lists
-// are those of w's rows, where entry e is block e, and the contents of `block_ids` are not read.
+// are those of w's rows, where entry e is block e, and the contents of `block_ids` are not read. A schedule of another
+// size than these lists' means that there is none.
 ffi::Error CheckSpmm(const ffi::AnyBuffer& x, const ffi::AnyBuffer& blocks, const ffi::AnyBuffer& indptr,
-                     const ffi::AnyBuffer& indices, const ffi::AnyBuffer& block_ids, ffi::AnyBuffer& y, bool transpose,
-                     bool tf32, SpmmArgs* args);
+                     const ffi::AnyBuffer& indices, const ffi::AnyBuffer& block_ids, const ffi::AnyBuffer& schedule,
+                     ffi::AnyBuffer& y, bool transpose, bool tf32, SpmmArgs* args);
 
-// Fills `args` from the operands of one bsjax_sddmm call, or says what is wrong with them.
+// Fills `args` from the operands of one bsjax_sddmm call, or says what is wrong with them. A schedule that is no whole
+// number of bins means that there is none.
 ffi::Error CheckSddmm(const ffi::AnyBuffer& x, const ffi::AnyBuffer& dy, const ffi::AnyBuffer& rows,
-                      const ffi::AnyBuffer& cols, ffi::AnyBuffer& dblocks, bool tf32, SddmmArgs* args);
+                      const ffi::AnyBuffer& cols, const ffi::AnyBuffer& schedule, ffi::AnyBuffer& dblocks, bool tf32,
+                      SddmmArgs* args);
 
 }  // namespace bsjax
 

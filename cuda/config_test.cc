@@ -76,7 +76,7 @@ void OldCardsAndUnknownConfigsGetNone() {
 
 void HopperServesHalfTypesOfLargeBlocks() {
   for (int config = 0; config < kNumSpmmConfigs; ++config) {
-    if (kSpmmConfigs[config].arch != 90) continue;
+    if (kSpmmConfigs[config].arch != 90 || kSpmmConfigs[config].split > 0) continue;
     EXPECT(SpmmConfigFits(config, Spmm(DType::kBF16, 64, 64, 4096, 4096), 90), "config %d", config);
     EXPECT(SpmmConfigFits(config, Spmm(DType::kF16, 128, 8192, 4096, 4096), 90), "config %d", config);
     EXPECT(!SpmmConfigFits(config, Spmm(DType::kF32, 64, 64, 4096, 4096), 90), "config %d", config);
@@ -85,6 +85,41 @@ void HopperServesHalfTypesOfLargeBlocks() {
     EXPECT(!SpmmConfigFits(config, Spmm(DType::kBF16, 64, int64_t{1} << 31, 4096, 4096), 90), "config %d", config);
     EXPECT(!SpmmConfigFits(config, Spmm(DType::kBF16, 64, 64, 4096, 4096), 100), "config %d", config);
   }
+}
+
+// A schedule, of which the choice sees no more than that it is there.
+constexpr int32_t kSchedule[] = {0};
+
+void HopperServesSmallBlocksBySchedule() {
+  for (int b : {8, 16, 32}) {
+    SpmmArgs args = Spmm(DType::kBF16, b, 8192, 4096, 4096);
+    EXPECT(kSpmmConfigs[ChooseSpmmConfig(args, 90)].arch == 80, "b %d", b);
+    args.schedule = kSchedule;
+    EXPECT(kSpmmConfigs[ChooseSpmmConfig(args, 90)].split == 1, "b %d", b);
+    EXPECT(kSpmmConfigs[ChooseSpmmConfig(args, 100)].arch == 80, "b %d", b);
+    args.dtype = DType::kF32;
+    EXPECT(kSpmmConfigs[ChooseSpmmConfig(args, 90)].arch == 80, "b %d", b);
+    args.dtype = DType::kF16;
+    args.m = 128;  // 16 tiles of y: too few for the SMs
+    EXPECT(kSpmmConfigs[ChooseSpmmConfig(args, 90)].split > 1, "b %d", b);
+    args.num_blocks = 10;
+    EXPECT(kSpmmConfigs[ChooseSpmmConfig(args, 90)].arch == 80, "b %d", b);
+  }
+  SddmmArgs args;
+  args.dtype = DType::kBF16;
+  args.m = 8192;
+  args.k = args.n = 4096;
+  args.block_size = 32;
+  args.num_blocks = 1638;
+  EXPECT(ChooseSddmmConfig(args, 90) == 0, "without a schedule");
+  args.bins = kSchedule;
+  args.num_bins = 66;
+  EXPECT(kSddmmConfigs[ChooseSddmmConfig(args, 90)].split == 2, "66 bins");
+  EXPECT(ChooseSddmmConfig(args, 89) == 0 && ChooseSddmmConfig(args, 120) == 0, "other cards");
+  args.num_bins = 30;
+  EXPECT(kSddmmConfigs[ChooseSddmmConfig(args, 90)].split == 4, "30 bins");
+  args.num_bins = 1320;
+  EXPECT(kSddmmConfigs[ChooseSddmmConfig(args, 90)].split == 1, "many bins");
 }
 
 void FewRowsGetSmallTiles() {
@@ -100,6 +135,7 @@ int main() {
   bsjax::EveryCallGetsAKernel();
   bsjax::OldCardsAndUnknownConfigsGetNone();
   bsjax::HopperServesHalfTypesOfLargeBlocks();
+  bsjax::HopperServesSmallBlocksBySchedule();
   bsjax::FewRowsGetSmallTiles();
   if (bsjax::failures == 0) std::printf("ok\n");
   return bsjax::failures == 0 ? 0 : 1;

@@ -1,10 +1,17 @@
 // bsjax._native: every handler by name, for each platform that this build serves. The only file that knows pybind11.
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <cstdint>
+#include <optional>
+#include <vector>
 
 #if BSJAX_WITH_CUDA
 #include "sddmm_config.h"
 #include "spmm_config.h"
 #endif
+#include "sddmm_schedule.h"
+#include "spmm_schedule.h"
 #include "xla/ffi/api/c_api.h"
 
 namespace py = pybind11;
@@ -38,11 +45,70 @@ py::dict Registrations() {
   return platforms;
 }
 
+// A one-dimensional int32 array that its caller keeps. By Python's buffer protocol: pybind11's NumPy part needs a
+// thread-local variable of libstdc++, which this file's TLS model cannot reach.
+struct Indices {
+  py::buffer_info info;
+  const int32_t* data = nullptr;
+  int64_t size = 0;
+
+  explicit Indices(const py::buffer& buffer) : info(buffer.request()) {
+    if (info.ndim != 1 || info.itemsize != 4 || info.format != py::format_descriptor<int32_t>::format() ||
+        (info.size > 1 && info.strides[0] != 4)) {
+      throw py::value_error("lists must be one-dimensional contiguous int32 arrays");
+    }
+    data = static_cast<const int32_t*>(info.ptr);
+    size = info.size;
+  }
+};
+
+py::bytes ToBytes(const std::vector<int32_t>& words) {
+  return py::bytes(reinterpret_cast<const char*>(words.data()), words.size() * sizeof(int32_t));
+}
+
+void CheckSizes(int64_t block_size, int64_t k, int64_t n) {
+  const bool serves = block_size == 8 || block_size == 16 || block_size == 32 || block_size == 64 || block_size == 128;
+  if (!serves || k < 0 || n < 0 || k % block_size != 0 || n % block_size != 0) {
+    throw py::value_error("block_size must be 8, 16, 32, 64 or 128, and k and n multiples of it");
+  }
+}
+
+// The schedule of x[m, k] @ op(w) = y[m, n], as the bytes of int32 words; none where there is no schedule. Without
+// block_ids entry e is block e.
+py::bytes MakeSpmmSchedule(const py::buffer& indptr_buffer, const py::buffer& indices_buffer,
+                           const std::optional<py::buffer>& ids_buffer, int64_t k, int64_t n, int64_t block_size) {
+  CheckSizes(block_size, k, n);
+  const Indices indptr(indptr_buffer), indices(indices_buffer);
+  std::optional<Indices> ids;
+  if (ids_buffer) ids.emplace(*ids_buffer);
+  if (indptr.size != n / block_size + 1 || (ids && ids->size != indices.size)) {
+    throw py::value_error("indptr must have one entry more than n / block_size, and block_ids those of indices");
+  }
+  if (!bsjax::SpmmSchedule::Serves(block_size)) return py::bytes();
+  std::vector<int32_t> schedule(bsjax::SpmmSchedule(k, n, block_size, indices.size).size);
+  const bool made = bsjax::ScheduleSpmm(indptr.data, indices.data, ids ? ids->data : nullptr, k, n, block_size,
+                                        indices.size, schedule.data());
+  return made ? ToBytes(schedule) : py::bytes();
+}
+
+// The schedule of x[m, k].T @ dy[m, n] at the blocks, likewise.
+py::bytes MakeSddmmSchedule(const py::buffer& rows_buffer, const py::buffer& cols_buffer, int64_t k, int64_t n,
+                            int64_t block_size) {
+  CheckSizes(block_size, k, n);
+  const Indices rows(rows_buffer), cols(cols_buffer);
+  if (rows.size != cols.size) throw py::value_error("rows and cols must have one entry a block");
+  auto schedule = bsjax::MakeSddmmSchedule(rows.data, cols.data, rows.size, static_cast<int>(block_size), k, n);
+  bsjax::PadSddmmSchedule(static_cast<int>(block_size), &schedule);
+  return ToBytes(schedule.bins);
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_native, m) {
   m.doc() = "Native handlers of bsjax for XLA's typed FFI.";
   m.def("registrations", &Registrations);
+  m.def("spmm_schedule", &MakeSpmmSchedule);
+  m.def("sddmm_schedule", &MakeSddmmSchedule);
   m.attr("ffi_version") = py::make_tuple(XLA_FFI_API_MAJOR, XLA_FFI_API_MINOR);
 #if BSJAX_WITH_CUDA
   m.attr("cuda_version") = BSJAX_CUDA_VERSION;  // of the nvcc that built it, "13.0"

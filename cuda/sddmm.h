@@ -18,7 +18,9 @@ struct SddmmArgs {
   const void* dy = nullptr;       // [g or 1, m, n] row-major, 16-byte aligned
   const int32_t* rows = nullptr;  // [num_blocks], block row of each stored block
   const int32_t* cols = nullptr;  // [num_blocks], block column of each stored block
-  void* dblocks = nullptr;        // [g, num_blocks, b, b] row-major, 16-byte aligned; every element is written
+  const int32_t* bins = nullptr;  // SddmmSchedule of rows and cols (sddmm_schedule.h), or null where there is none
+  int64_t num_bins = 0;
+  void* dblocks = nullptr;  // [g, num_blocks, b, b] row-major, 16-byte aligned; every element is written
   int64_t num_groups = 1;
   int64_t x_group_stride = 0;   // in elements; 0 where all groups share x
   int64_t dy_group_stride = 0;  // in elements; 0 where all groups share dy

@@ -307,7 +307,12 @@ cudaError_t LaunchConfig(const SddmmArgs& args, int config, cudaStream_t stream,
     const int64_t num_tiles = args.num_groups * ((args.num_blocks + T::kBlocks - 1) / T::kBlocks);
     status = LaunchTiles<SddmmKernelSm80<T>>(num_tiles, T::kThreads, T::kSharedBytes, args, stream);
   };
-  ((config == kConfig ? launch(Tile<kMath, kB, kConfig>()) : void()), ...);
+  auto launch_if = [&](auto index) {
+    if constexpr (kSddmmConfigs[index()].arch == 80) {
+      if (config == index()) launch(Tile<kMath, kB, index()>());
+    }
+  };
+  (launch_if(std::integral_constant<int, kConfig>()), ...);
   return status;
 }
 

@@ -21,6 +21,7 @@ struct SpmmArgs {
   const int32_t* indptr = nullptr;     // [n / b + 1]
   const int32_t* indices = nullptr;    // [num_blocks], input block column of each entry
   const int32_t* block_ids = nullptr;  // [num_blocks], or null where entry e is block e
+  const int32_t* schedule = nullptr;   // SpmmSchedule of these lists (spmm_schedule.h), or null where there is none
   void* y = nullptr;                   // [g, m, n] row-major, 16-byte aligned; every element is written
   int64_t num_groups = 1;
   int64_t x_group_stride = 0;       // in elements; 0 where all groups share x

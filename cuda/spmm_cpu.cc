@@ -18,10 +18,10 @@ int64_t PanelRows(const SpmmArgs& args) {
 }
 
 ffi::Error SpmmCpuImpl(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer blocks, ffi::AnyBuffer indptr,
-                       ffi::AnyBuffer indices, ffi::AnyBuffer block_ids, ffi::Result<ffi::AnyBuffer> y, bool transpose,
-                       bool tf32, int32_t config) {
+                       ffi::AnyBuffer indices, ffi::AnyBuffer block_ids, ffi::AnyBuffer schedule,
+                       ffi::Result<ffi::AnyBuffer> y, bool transpose, bool tf32, int32_t config) {
   SpmmArgs args;
-  ffi::Error error = CheckSpmm(x, blocks, indptr, indices, block_ids, *y, transpose, tf32, &args);
+  ffi::Error error = CheckSpmm(x, blocks, indptr, indices, block_ids, schedule, *y, transpose, tf32, &args);
   if (error.failure()) return error;
   if (config != -1 && config != 0) {
     return ffi::Error::InvalidArgument("bsjax_spmm: config must be -1 or 0 on the CPU; got " + std::to_string(config) +
@@ -63,6 +63,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(BsjaxSpmmCpu, bsjax::SpmmCpuImpl,
                                   .Arg<xla::ffi::AnyBuffer>()  // indptr [n / b + 1]
                                   .Arg<xla::ffi::AnyBuffer>()  // indices [num_blocks]
                                   .Arg<xla::ffi::AnyBuffer>()  // block_ids [num_blocks], not read with transpose
+                                  .Arg<xla::ffi::AnyBuffer>()  // schedule, not read
                                   .Ret<xla::ffi::AnyBuffer>()  // y [g, ..., n]
                                   .Attr<bool>("transpose")
                                   .Attr<bool>("tf32")

@@ -10,16 +10,17 @@
 #include "spmm_config.h"
 #include "spmm_sm80.h"
 #include "spmm_sm90.h"
+#include "spmm_sm90_staged.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace bsjax {
 namespace {
 
 ffi::Error SpmmImpl(cudaStream_t stream, ffi::AnyBuffer x, ffi::AnyBuffer blocks, ffi::AnyBuffer indptr,
-                    ffi::AnyBuffer indices, ffi::AnyBuffer block_ids, ffi::Result<ffi::AnyBuffer> y, bool transpose,
-                    bool tf32, int32_t config) {
+                    ffi::AnyBuffer indices, ffi::AnyBuffer block_ids, ffi::AnyBuffer schedule,
+                    ffi::Result<ffi::AnyBuffer> y, bool transpose, bool tf32, int32_t config) {
   SpmmArgs args;
-  ffi::Error error = CheckSpmm(x, blocks, indptr, indices, block_ids, *y, transpose, tf32, &args);
+  ffi::Error error = CheckSpmm(x, blocks, indptr, indices, block_ids, schedule, *y, transpose, tf32, &args);
   if (error.failure()) return error;
   int arch = 0;
   error = CurrentArch("bsjax_spmm", &arch);
@@ -28,8 +29,11 @@ ffi::Error SpmmImpl(cudaStream_t stream, ffi::AnyBuffer x, ffi::AnyBuffer blocks
   if (!SpmmConfigFits(config, args, arch)) {
     return ffi::Error::InvalidArgument(
         "bsjax_spmm: `config` must be -1 (choose) or one of 0 to " + std::to_string(kNumSpmmConfigs - 1) +
-        " that serves this dtype, block size and number of rows on this device; got " + std::to_string(config) + ".");
+        " that serves this dtype, block size and number of rows, with this schedule, on this device; got " +
+        std::to_string(config) + ".");
   }
+  const int split = kSpmmConfigs[config].split;
+  if (split > 0) return FromCuda("SpmmStagedKernelSm90", LaunchSpmmStagedSm90(args, split, stream));
   if (kSpmmConfigs[config].arch == 90) return FromCuda("SpmmKernelSm90", LaunchSpmmSm90(args, config, stream));
   return FromCuda("SpmmKernelSm80", LaunchSpmmSm80(args, config, stream));
 }
@@ -44,6 +48,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(BsjaxSpmmCuda, SpmmImpl,
                                   .Arg<ffi::AnyBuffer>()  // indptr [n / b + 1]
                                   .Arg<ffi::AnyBuffer>()  // indices [z]
                                   .Arg<ffi::AnyBuffer>()  // block_ids [z], not read with transpose
+                                  .Arg<ffi::AnyBuffer>()  // schedule, as spmm_schedule.h says
                                   .Ret<ffi::AnyBuffer>()  // y [g, m, n]
                                   .Attr<bool>("transpose")
                                   .Attr<bool>("tf32")

@@ -342,7 +342,7 @@ cudaError_t MakeParams(const SpmmArgs& args, Params* params) {
 
 template <typename T, int kB, bool kTranspose, int kConfig>
 cudaError_t LaunchTile(const SpmmArgs& args, cudaStream_t stream) {
-  if constexpr (kSpmmConfigs[kConfig].arch != 90) {
+  if constexpr (kSpmmConfigs[kConfig].arch != 90 || kSpmmConfigs[kConfig].split > 0) {
     return cudaErrorInvalidValue;
   } else {
     using Tile = Tile<T, kB, kTranspose, kConfig>;
@@ -381,7 +381,8 @@ cudaError_t LaunchType(const SpmmArgs& args, int config, cudaStream_t stream) {
 }  // namespace
 
 cudaError_t LaunchSpmmSm90(const SpmmArgs& args, int config, cudaStream_t stream) {
-  if (!SpmmSm90Fits(args) || config < 0 || config >= kNumSpmmConfigs || kSpmmConfigs[config].arch != 90) {
+  if (!SpmmSm90Fits(args) || args.block_size < 64 || config < 0 || config >= kNumSpmmConfigs ||
+      kSpmmConfigs[config].arch != 90) {
     return cudaErrorInvalidValue;
   }
   if (args.m == 0 || args.n == 0 || args.num_groups == 0) return cudaSuccess;

@@ -46,10 +46,7 @@ def test_spmm_configs(config, transpose):
         layout = bsjax.Layout.from_mask(MASK, b)
         blocks = integers(1, (1, layout.num_blocks, b, b), dtype)
         x = integers(0, (2, m, layout.shape[1 if transpose else 0]), dtype)
-        if transpose:
-            lists = layout.indptr, layout.indices, layout.indices
-        else:
-            lists = layout.indptr_t, layout.indices_t, layout.perm_t
+        lists = layout.lists(transpose)
         attrs = {"transpose": transpose, "tf32": tf32, "config": config}
         y = run_or_refused(lambda: _matmul._spmm_call(x, blocks, *lists, **attrs))  # noqa: B023
         if y is not None:
@@ -66,7 +63,8 @@ def test_sddmm_configs(config):
         x = integers(0, (1, m, layout.shape[0]), dtype)
         dy = integers(1, (1, m, layout.shape[1]), dtype)
         attrs = {"block_size": b, "tf32": tf32, "config": config}
-        dw = run_or_refused(lambda: _matmul._sddmm_call(x, dy, layout.rows, layout.indices, **attrs))  # noqa: B023
+        operands = x, dy, layout.rows, layout.indices, layout.wgrad_schedule
+        dw = run_or_refused(lambda: _matmul._sddmm_call(*operands, **attrs))  # noqa: B023
         if dw is not None:
             served += 1
             same(dw[0], oracle.sddmm(x, dy, layout), dtype)

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from bsjax import Layout, _layout
 
 LEAVES = ("indptr", "indices", "rows", "indptr_t", "indices_t", "perm_t")
+SCHEDULES = ("fprop_schedule", "dgrad_schedule", "wgrad_schedule")
 MASK = np.array([[1, 0, 1, 0], [0, 0, 0, 0], [1, 0, 1, 1]], bool)  # an empty row and an empty column
 masks = hypothesis.extra.numpy.arrays(bool, st.tuples(st.integers(0, 7), st.integers(0, 7)))
 block_sizes = st.sampled_from([8, 16, 32, 64, 128])
@@ -180,8 +181,8 @@ def test_repr():
 
 def test_leaves_have_names():
     paths, structure = jax.tree_util.tree_flatten_with_path(Layout.from_mask(MASK, 8))
-    assert [jax.tree_util.keystr(path) for path, _ in paths] == ["." + name for name in LEAVES]
-    rebuilt = jax.tree.unflatten(structure, [object()] * len(LEAVES))  # whatever JAX puts there meanwhile
+    assert [jax.tree_util.keystr(path) for path, _ in paths] == ["." + name for name in LEAVES + SCHEDULES]
+    rebuilt = jax.tree.unflatten(structure, [object()] * len(paths))  # whatever JAX puts there meanwhile
     assert rebuilt.shape == (24, 32)
     assert rebuilt.block_size == 8
 

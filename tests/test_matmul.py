@@ -92,13 +92,14 @@ def test_reference_is_exact(case, dtype, tf32):
     x = integers(0, (1, case.m, layout.shape[0]), dtype)
     dy = integers(1, (1, case.m, layout.shape[1]), dtype)
     blocks = integers(2, (1, *block_shape(layout)), dtype)
-    lists = layout.indptr_t, layout.indices_t, layout.perm_t
+    lists = layout.lists()
     y = _reference.spmm(x, blocks, *lists, transpose=False, tf32=tf32)
     same(y, rounded(oracle.spmm(x, blocks[0], layout), dtype))
-    lists = layout.indptr, layout.indices, layout.indices
+    lists = layout.lists(transpose=True)
     dx = _reference.spmm(dy, blocks, *lists, transpose=True, tf32=tf32)
     same(dx, rounded(oracle.spmm(dy, blocks[0], layout, transpose=True), dtype))
-    dw = _reference.sddmm(x, dy, layout.rows, layout.indices, block_size=case.block_size, tf32=tf32)
+    lists = layout.rows, layout.indices, layout.wgrad_schedule
+    dw = _reference.sddmm(x, dy, *lists, block_size=case.block_size, tf32=tf32)
     same(dw[0], rounded(oracle.sddmm(x, dy, layout), dtype))
 
 
@@ -351,12 +352,11 @@ def test_padding_and_foreign_indices_contribute_nothing():
     for foreign in (-1, 2, 2**30, -(2**31)):
         # The stored block 1, at row 0 and column 1, is marked as padding in every list.
         position = int(np.flatnonzero(np.asarray(layout.perm_t) == 1)[0])
-        leaves, tree = jax.tree.flatten(layout)
         names = ("indptr", "indices", "rows", "indptr_t", "indices_t", "perm_t")
-        changed = dict(zip(names, leaves, strict=True))
+        changed = {name: getattr(layout, name) for name in names}
         changed["indices"] = changed["indices"].at[1].set(foreign)
         changed["indices_t"] = changed["indices_t"].at[position].set(foreign)
-        padded = jax.tree.unflatten(tree, [changed[name] for name in names])
+        padded = bsjax.Layout(**changed, shape=layout.shape, block_size=8)
         clean = bsjax.Layout.from_mask([[1, 0], [1, 1]], 8)
         kept = blocks[jnp.array([0, 2, 3])]
         same(bsjax.spmm(x, blocks, padded), oracle.spmm(x, kept, clean))
@@ -411,7 +411,7 @@ def native_call(target, result, *operands, **attrs):
 I32 = jnp.int32
 SPMM = {"transpose": False, "tf32": False, "config": np.int32(-1)}
 SDDMM = {"tf32": False, "config": np.int32(-1)}
-LISTS = (LAYOUT.indptr_t, LAYOUT.indices_t, LAYOUT.perm_t)
+LISTS = LAYOUT.lists()
 Y = jax.ShapeDtypeStruct((1, 5, 24), jnp.float32)
 
 
@@ -428,6 +428,8 @@ Y = jax.ShapeDtypeStruct((1, 5, 24), jnp.float32)
         ((X[None], W[None], LISTS[0].astype(jnp.float32), *LISTS[1:]), SPMM),
         ((X[None], W[None], LISTS[0][:2], *LISTS[1:]), SPMM),
         ((X[None], W[None], LISTS[0][:0], *LISTS[1:]), SPMM),
+        ((X[None], W[None], *LISTS[:3], LISTS[3].astype(jnp.float32)), SPMM),
+        ((X[None], W[None], *LISTS[:3]), SPMM),
         ((jnp.stack([X] * 3), jnp.stack([W] * 2), *LISTS), SPMM),
         ((X[None], W[None], *LISTS), SPMM | {"config": np.int32(1000)}),
         ((X[None], W[None], *LISTS), SPMM | {"config": np.int32(-2)}),
@@ -443,16 +445,18 @@ def test_handler_refuses_rather_than_crashes(operands, attrs):
 
 def test_sddmm_handler_refuses_rather_than_crashes():
     shape = jax.ShapeDtypeStruct((1, 4, 8, 8), jnp.float32)
-    good = (X[None], DY[None], LAYOUT.rows, LAYOUT.indices)
+    good = (X[None], DY[None], LAYOUT.rows, LAYOUT.indices, LAYOUT.wgrad_schedule)
     assert native_call("bsjax_sddmm", shape, *good, **SDDMM).shape == (1, 4, 8, 8)
     for operands in [
         (X[None], DY[None, :4], *good[2:]),
         (X[None].astype(jnp.bfloat16), *good[1:]),
         (X[None], DY[None, :, :20], *good[2:]),
-        (*good[:3], LAYOUT.indices[:2]),
-        (*good[:2], LAYOUT.rows.astype(jnp.uint32), LAYOUT.indices),
+        (*good[:3], LAYOUT.indices[:2], good[4]),
+        (*good[:2], LAYOUT.rows.astype(jnp.uint32), *good[3:]),
+        (*good[:4], good[4].astype(jnp.float32)),
+        good[:4],
     ]:
-        with pytest.raises(Exception, match="bsjax_sddmm"):
+        with pytest.raises(Exception, match="bsjax_sddmm|Wrong number"):
             jax.block_until_ready(native_call("bsjax_sddmm", shape, *operands, **SDDMM))
 
 

@@ -22,7 +22,7 @@ _spmm_call = _ffi.GroupedOp(
 _sddmm_call = _ffi.GroupedOp(
     "bsjax_sddmm",
     ("rows", "rows", "blocks"),
-    lambda x, dy, rows, cols, *, block_size, **attrs: (rows[0], block_size, block_size),
+    lambda x, dy, rows, *rest, block_size, **attrs: (rows[0], block_size, block_size),
     _reference.sddmm,
 )
 
@@ -124,10 +124,7 @@ def sddmm(x, dy, layout: Layout, *, precision=None) -> jax.Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
 def _spmm(x, blocks, layout, transpose, tf32) -> jax.Array:
-    if transpose:  # the lists of w's rows: entry e is block e, and the handler reads no block ids
-        lists = layout.indptr, layout.indices, layout.indices
-    else:
-        lists = layout.indptr_t, layout.indices_t, layout.perm_t
+    lists = layout.lists(transpose)
     return _spmm_call(x[None], blocks[None], *lists, transpose=transpose, tf32=tf32, config=_CHOOSE)[0]
 
 
@@ -147,9 +144,9 @@ _spmm.defvjp(_spmm_fwd, _spmm_bwd)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def _sddmm(x, dy, layout, tf32) -> jax.Array:
-    return _sddmm_call(
-        x[None], dy[None], layout.rows, layout.indices, block_size=layout.block_size, tf32=tf32, config=_CHOOSE
-    )[0]
+    lists = layout.rows, layout.indices, layout.wgrad_schedule
+    attrs = {"block_size": layout.block_size, "tf32": tf32, "config": _CHOOSE}
+    return _sddmm_call(x[None], dy[None], *lists, **attrs)[0]
 
 
 def _sddmm_fwd(x, dy, layout, tf32):

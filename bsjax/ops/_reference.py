@@ -11,12 +11,13 @@ from jax import lax
 _SDDMM_BATCH = 32
 
 
-def spmm(x, blocks, indptr, indices, block_ids, *, transpose, tf32):
+def spmm(x, blocks, indptr, indices, block_ids, schedule, *, transpose, tf32):
     """Multiplies `x [g or 1, m, k]` by the block columns that the lists describe: `[g, m, n]`.
 
     Step l adds the l-th entry of every list at once, so memory stays at two arrays of the size of the result, whatever
     the number of blocks, and each sum runs in the order of its list.
     """
+    del schedule  # an order for other hardware
     num_blocks, b = blocks.shape[1], blocks.shape[3]
     num_inputs, num_outputs = x.shape[2] // b, indptr.shape[0] - 1
     m, groups = x.shape[1], max(x.shape[0], blocks.shape[0])
@@ -48,8 +49,9 @@ def spmm(x, blocks, indptr, indices, block_ids, *, transpose, tf32):
     return y.transpose(0, 2, 1, 3).reshape(groups, m, num_outputs * b).astype(x.dtype)
 
 
-def sddmm(x, dy, rows, cols, *, block_size, tf32):
+def sddmm(x, dy, rows, cols, schedule, *, block_size, tf32):
     """Multiplies `x.T @ dy` at the stored blocks only: `[g, num_blocks, b, b]`."""
+    del schedule
     b = block_size
     groups = max(x.shape[0], dy.shape[0])
     num_rows, num_cols = x.shape[2] // b, dy.shape[2] // b

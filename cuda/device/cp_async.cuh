@@ -4,16 +4,19 @@
 
 #include <cstdint>
 
-namespace bsjax {
+#include "shared_address.cuh"
 
-__device__ __forceinline__ uint32_t SharedAddress(const void* pointer) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
-}
+namespace bsjax {
 
 // Copies 16 bytes, or writes 16 zero bytes and reads nothing where not `valid`. Both addresses 16-byte aligned.
 __device__ __forceinline__ void CopyAsync16(uint32_t shared, const void* global, bool valid) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(valid ? 16 : 0)
                : "memory");
+}
+
+// Copies 4 bytes.
+__device__ __forceinline__ void CopyAsync4(uint32_t shared, const void* global) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared), "l"(global) : "memory");
 }
 
 // Closes the group of this thread's copies since the last commit; an empty group is fine and counts.

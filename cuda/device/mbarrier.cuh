@@ -8,12 +8,9 @@
 
 #include <cstdint>
 
-namespace bsjax {
+#include "shared_address.cuh"
 
-// The address that instructions on shared memory take: 32 bits, in the shared window.
-__device__ inline uint32_t SharedAddress(const void* pointer) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
-}
+namespace bsjax {
 
 __device__ inline void MbarrierInit(uint64_t* barrier, uint32_t num_arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(SharedAddress(barrier)), "r"(num_arrivals) : "memory");
@@ -28,6 +25,12 @@ __device__ inline void MbarrierArrive(uint64_t* barrier) {
 __device__ inline void MbarrierArriveExpect(uint64_t* barrier, uint32_t num_bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(SharedAddress(barrier)), "r"(num_bytes)
                : "memory");
+}
+
+// One arrival, made once all earlier cp.async of this thread have landed, which whoever sees the phase complete then
+// sees.
+__device__ inline void MbarrierArriveCopies(uint64_t* barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(SharedAddress(barrier)) : "memory");
 }
 
 // Returns once the phase of this parity has completed (acquire). The parity before the first phase, 1, counts as

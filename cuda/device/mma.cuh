@@ -51,6 +51,20 @@ __device__ __forceinline__ void Mma(float (&d)[4], const uint32_t (&a)[4], const
 #undef BSJAX_MMA
 }
 
+// The same over half the K, 16 bytes, for 2-byte elements: a[0..1] hold row l / 4 (+ 8 for a[1]), bytes 4 (l % 4) ..
+// + 3.
+template <Math kMath>
+__device__ __forceinline__ void MmaHalfK(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t b) {
+  static_assert(kMath == Math::kF16 || kMath == Math::kBF16, "MmaHalfK takes 16-bit operands.");
+#define BSJAX_MMA(shape_and_types)                                                                        \
+  asm volatile("mma.sync.aligned." shape_and_types " {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};" \
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])                                           \
+               : "r"(a0), "r"(a1), "r"(b))
+  if constexpr (kMath == Math::kF16) BSJAX_MMA("m16n8k8.row.col.f32.f16.f16.f32");
+  if constexpr (kMath == Math::kBF16) BSJAX_MMA("m16n8k8.row.col.f32.bf16.bf16.f32");
+#undef BSJAX_MMA
+}
+
 }  // namespace bsjax
 
 #endif  // BSJAX_CUDA_DEVICE_MMA_CUH_

@@ -37,6 +37,19 @@ __device__ __forceinline__ uint32_t LoadShared4(const char* pointer) {
   return *reinterpret_cast<const uint32_t*>(pointer);
 }
 
+// The same from an address in the shared window, as SharedAddress gives it.
+__device__ __forceinline__ uint32_t LoadShared4(uint32_t address) {
+  uint32_t word;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"(address) : "memory");
+  return word;
+}
+
+__device__ __forceinline__ uint2 LoadShared8(uint32_t address) {
+  uint2 words;
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(words.x), "=r"(words.y) : "r"(address) : "memory");
+  return words;
+}
+
 // One warp has kCount 8 x 8 tiles of float32, lane l holding row l / 4, columns 2 (l % 4) and + 1 of each. Gather gives
 // each lane 16 bytes of converted elements: row l / 4 of tile Tile(l), from column Column(l) on.
 template <typename Element>

@@ -25,8 +25,9 @@ enum class Major { kK = 0, kMN = 1 };
 //        `leading` is not used: an instruction takes 16 of the 64.
 //   kMN: a row of the atom is one k, 64 elements of the operand's columns. `stride` leads to the next 8 of k (an
 //        instruction takes two atoms), `leading` to the next 64 columns, where the operand is wider than that.
+// In a cluster a shared address has the CTA's rank in its upper bits, where a descriptor has its next field.
 __device__ inline uint64_t WgmmaDescriptor(uint32_t address, uint32_t leading_bytes, uint32_t stride_bytes) {
-  return static_cast<uint64_t>(address >> 4) | static_cast<uint64_t>(leading_bytes >> 4) << 16 |
+  return static_cast<uint64_t>((address & 0x3ffff) >> 4) | static_cast<uint64_t>(leading_bytes >> 4) << 16 |
          static_cast<uint64_t>(stride_bytes >> 4) << 32 | uint64_t{1} << 62;
 }
 
@@ -111,6 +112,78 @@ __device__ inline void Wgmma(float (&d)[kN / 2], uint64_t a, uint64_t b) {
 #undef BSJAX_ACC32
 #undef BSJAX_ACC4
 
+// The same with both operands MN-major, whatever their sizes: a is [16, 64] in shared memory, a row one k.
+#define BSJAX_ACC4(d, i) "+f"(d[i]), "+f"(d[(i) + 1]), "+f"(d[(i) + 2]), "+f"(d[(i) + 3])
+#define BSJAX_ACC32(d)                                                                                           \
+  BSJAX_ACC4(d, 0), BSJAX_ACC4(d, 4), BSJAX_ACC4(d, 8), BSJAX_ACC4(d, 12), BSJAX_ACC4(d, 16), BSJAX_ACC4(d, 20), \
+      BSJAX_ACC4(d, 24), BSJAX_ACC4(d, 28)
+
+#define BSJAX_WGMMA_MN_N64(type)                                                                              \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type                                    \
+               " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, " \
+               "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, %32, %33, 1, 1, 1, 1, 1;"        \
+               : BSJAX_ACC32(d)                                                                               \
+               : "l"(a), "l"(b))
+
+#define BSJAX_WGMMA_MN_N128(type)                                                                             \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type                                   \
+               " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, " \
+               "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, "   \
+               "%38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, "   \
+               "%56, %57, %58, %59, %60, %61, %62, %63}, %64, %65, 1, 1, 1, 1, 1;"                            \
+               : BSJAX_ACC32(d0), BSJAX_ACC32(d1)                                                             \
+               : "l"(a), "l"(b))
+
+#define BSJAX_WGMMA_MN_N256(type)                                                                             \
+  asm volatile("wgmma.mma_async.sync.aligned.m64n256k16.f32." type "." type                                   \
+               " {%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, " \
+               "%20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, "   \
+               "%38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, "   \
+               "%56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, "   \
+               "%74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, "   \
+               "%92, %93, %94, %95, %96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, "     \
+               "%108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, "   \
+               "%123, %124, %125, %126, %127}, %128, %129, 1, 1, 1, 1, 1;"                                    \
+               : BSJAX_ACC32(d0), BSJAX_ACC32(d1), BSJAX_ACC32(d2), BSJAX_ACC32(d3)                           \
+               : "l"(a), "l"(b))
+
+// Begins d += a^T @ b for 64 columns of a and of b.
+template <typename T>
+__device__ inline void WgmmaMn64(float (&d)[32], uint64_t a, uint64_t b) {
+  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+    BSJAX_WGMMA_MN_N64("bf16");
+  } else {
+    BSJAX_WGMMA_MN_N64("f16");
+  }
+}
+
+// Begins the same for 128 columns of b: d0 are the sums of its first 64 columns, d1 of the 64 that the descriptor's
+// leading offset leads to.
+template <typename T>
+__device__ inline void WgmmaMn128(float (&d0)[32], float (&d1)[32], uint64_t a, uint64_t b) {
+  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+    BSJAX_WGMMA_MN_N128("bf16");
+  } else {
+    BSJAX_WGMMA_MN_N128("f16");
+  }
+}
+
+// Begins the same for 256 columns of b, in four tiles as far apart as the leading offset says.
+template <typename T>
+__device__ inline void WgmmaMn256(float (&d0)[32], float (&d1)[32], float (&d2)[32], float (&d3)[32], uint64_t a,
+                                  uint64_t b) {
+  if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+    BSJAX_WGMMA_MN_N256("bf16");
+  } else {
+    BSJAX_WGMMA_MN_N256("f16");
+  }
+}
+
+#undef BSJAX_WGMMA_MN_N256
+#undef BSJAX_WGMMA_MN_N128
+#undef BSJAX_WGMMA_MN_N64
+#undef BSJAX_ACC32
+#undef BSJAX_ACC4
 }  // namespace bsjax
 
 #endif  // BSJAX_CUDA_DEVICE_WGMMA_CUH_

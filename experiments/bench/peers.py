@@ -156,16 +156,15 @@ class Reference:
     about = "bsjax in plain JAX"
 
     def fprop(self, data):
-        lists = data.layout.indptr_t, data.layout.indices_t, data.layout.perm_t
-        return [self._spmm(data, data.x, lists, False)]
+        return [self._spmm(data, data.x, data.layout.lists(), False)]
 
     def dgrad(self, data):
-        lists = data.layout.indptr, data.layout.indices, jnp.zeros(0, jnp.int32)
-        return [self._spmm(data, data.dy, lists, True)]
+        return [self._spmm(data, data.dy, data.layout.lists(transpose=True), True)]
 
     def wgrad(self, data):
-        operands = data.x[None], data.dy[None], data.layout.rows, data.layout.indices
-        options = {"block_size": data.layout.block_size, "tf32": data.tf32}
+        layout = data.layout
+        operands = data.x[None], data.dy[None], layout.rows, layout.indices, layout.wgrad_schedule
+        options = {"block_size": layout.block_size, "tf32": data.tf32}
         return [Way(functools.partial(_plain_sddmm, *operands, **options), lambda dblocks: dblocks[0])]
 
     def _spmm(self, data, x, lists, transpose):
