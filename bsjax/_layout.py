@@ -28,7 +28,8 @@ class Layout:
     """Where the blocks of a block-sparse matrix `w`, `[k, n]`, are: in BSR form, with its transpose.
 
     A pytree: the index arrays are int32 leaves, the shape and the block size are static. So a new pattern with the same
-    number of blocks does not recompile, and layouts can be stacked and scanned over. An entry with a negative index is
+    number of blocks does not recompile, and layouts can be stacked and scanned over (patterns of one kind: the length
+    of `wgrad_schedule` comes in steps, and depends on how the blocks lie). An entry with a negative index is
     padding and contributes nothing. Layouts compare and hash by content; one whose arrays are traced cannot.
 
     Attributes:
@@ -39,8 +40,8 @@ class Layout:
       indices_t: `[num_blocks]`, block rows: column after column, rising within a column.
       perm_t: `[num_blocks]`, which stored block each entry of the transpose is.
       fprop_schedule, dgrad_schedule, wgrad_schedule: the order in which the CUDA kernels of the three passes walk the
-        pattern; `[1]` where there is none. `from_mask` and `load` make them, a layout built or changed field by field
-        has none: those of another pattern would be wrong.
+        pattern; `[1]` where there is none, and other kernels serve. `from_mask` and `load` make them. Who changes the
+        lists must leave them out, as the constructor does by default: those of another pattern give wrong results.
       shape: `(k, n)`, in elements.
       block_size: b, the side of a block in elements.
 

@@ -71,9 +71,9 @@ constexpr int StagedSpmmConfig(const SpmmArgs& args) {
 }
 
 // Whether the staged kernel, which reads all of x that some of 512 columns need, is faster than those that read x for
-// each block: where 64 columns of x are read by many of those blocks. H200, bfloat16, 8192 rows, 4096 x 4096, us,
-// configs 4 and 0: b = 32, density .10 (3.2 blocks of 512 columns for 64 of x): 116 and 143; .02: 58 and 30; b = 16,
-// .10 (13): 134 and 368; b = 8, .10 (51): 199 and 1473.
+// each block: where enough of those blocks read each 64 columns of x. H200, bfloat16, 8192 rows, 4096 x 4096, fprop,
+// us, configs 4 and 0: b = 32, density .10 (3.2 such blocks): 114 and 143; .02 (.6): 57 and 67; b = 16, .10 (13): 132
+// and 368; b = 8, .10 (51): 201 and 1473. Under 64 rows half or more of its work would be padding, which b = 32 feels.
 constexpr bool StagedSpmmPays(const SpmmArgs& args) {
   const int64_t tiles = (args.n + 511) / 512 * ((args.k + 63) / 64);
   return args.num_blocks * 2 >= tiles && (args.m > 64 || args.block_size < 32);
