@@ -87,14 +87,80 @@ class Layout:
           >>> bsjax.Layout.from_mask([[True, False]], block_size=32).shape
           (32, 64)
         """
-        if not isinstance(block_size, int | np.integer) or block_size not in _BLOCK_SIZES:
-            raise ValueError(f"`block_size` must be one of {_BLOCK_SIZES}; got {block_size!r}.")
+        _check_block_size(block_size)
         mask, b = _check_mask(mask), int(block_size)
         rows, cols = np.nonzero(mask)
         perm_t = np.argsort(cols, kind="stable")
         leaves = _starts(rows, len(mask)), cols, rows, _starts(cols, mask.shape[1]), rows[perm_t], perm_t
         leaves = dict(zip(_LEAVES, [leaf.astype(np.int32) for leaf in leaves], strict=True))
         return cls._from_host(leaves, (mask.shape[0] * b, mask.shape[1] * b), b)
+
+    @classmethod
+    def from_indices(cls, rows, cols, shape, block_size):
+        """Makes the layout of blocks given by their places, also of traced ones: a pattern that a program computes.
+
+        Traced, the layout costs a few sorts of `num_blocks` numbers on the device, and its `wgrad_schedule` is missing:
+        that pass then takes the kernels that need none.
+
+        Args:
+          rows, cols: `[num_blocks]` integers, block row and block column of each block, in any order. A pair with a
+            number outside the matrix is padding, so that patterns with fewer blocks fit the same arrays.
+          shape: `(k, n)` of `w` in elements, multiples of `block_size`.
+          block_size: b; 8, 16, 32, 64 or 128.
+
+        Returns:
+          A `Layout` of `num_blocks` stored blocks, row after row, columns rising, padding last. Places that are named
+          twice are two blocks, whose products add.
+
+        Raises:
+          ValueError: if `rows` and `cols` are not of one length and dimension, or `shape` or `block_size` do not fit.
+          TypeError: if they are not integers.
+
+        Example:
+          >>> import bsjax, jax, jax.numpy as jnp
+          >>> @jax.jit
+          ... def shifted(x, blocks, shift):
+          ...     rows = jnp.arange(4)
+          ...     layout = bsjax.Layout.from_indices(rows, (rows + shift) % 4, (32, 32), 8)
+          ...     return bsjax.spmm(x, blocks, layout)
+          >>> blocks = jnp.broadcast_to(jnp.arange(4.0)[:, None, None], (4, 8, 8))
+          >>> y = shifted(jnp.ones((1, 32)), blocks, 1)
+          >>> [float(v) for v in y[0, ::8]]
+          [24.0, 0.0, 8.0, 16.0]
+        """
+        _check_block_size(block_size)
+        b, shape = int(block_size), tuple(shape)
+        if len(shape) != 2 or any(not isinstance(side, int | np.integer) or side < 0 or side % b for side in shape):
+            raise ValueError(f"`shape` must be two multiples of `block_size`, {b}; got {shape}.")
+        num_rows, num_cols = (int(side) // b for side in shape)
+        rows, cols = (_check_places(name, value) for name, value in (("rows", rows), ("cols", cols)))
+        if rows.shape != cols.shape:
+            raise ValueError(f"`rows` and `cols` must have one length; got {len(rows)} and {len(cols)}.")
+        traced = isinstance(rows, jax.core.Tracer) or isinstance(cols, jax.core.Tracer)
+        xp = jnp if traced else np
+        inside = (rows >= 0) & (rows < num_rows) & (cols >= 0) & (cols < num_cols)
+        rows, cols = xp.where(inside, rows, num_rows), xp.where(inside, cols, num_cols)  # padding sorts last
+        order = xp.lexsort((cols, rows))
+        rows, cols = rows[order], cols[order]
+        perm_t = xp.lexsort((rows, cols))
+        leaves = {
+            "indptr": xp.searchsorted(rows, xp.arange(num_rows + 1)),
+            "indices": xp.where(cols < num_cols, cols, -1),
+            "rows": xp.where(rows < num_rows, rows, -1),
+            "indptr_t": xp.searchsorted(cols[perm_t], xp.arange(num_cols + 1)),
+            "indices_t": xp.where(rows < num_rows, rows, -1)[perm_t],
+            "perm_t": perm_t,
+        }
+        leaves = {name: leaf.astype(np.int32) for name, leaf in leaves.items()}
+        shape = num_rows * b, num_cols * b
+        if not traced:
+            return cls._from_host(leaves, shape, b)
+        (k, n), ids = shape, jnp.arange(len(rows), dtype=np.int32)
+        schedules = {
+            "fprop_schedule": _schedule.traced_spmm(leaves["rows"], leaves["indices"], ids, k, n, b),
+            "dgrad_schedule": _schedule.traced_spmm(leaves["indices"], leaves["rows"], ids, n, k, b),
+        }
+        return cls(**leaves, **schedules, shape=shape, block_size=b)
 
     @classmethod
     def _from_host(cls, leaves, shape, b):
@@ -228,6 +294,22 @@ class Layout:
 
 
 _LEAVES = tuple(field.name for field in dataclasses.fields(Layout) if not field.metadata)
+
+
+def _check_block_size(block_size):
+    if not isinstance(block_size, int | np.integer) or block_size not in _BLOCK_SIZES:
+        raise ValueError(f"`block_size` must be one of {_BLOCK_SIZES}; got {block_size!r}.")
+
+
+def _check_places(name, value):
+    value = value if isinstance(value, jax.core.Tracer) else np.asarray(value)
+    if value.ndim != 1 or len(value) > _MAX_BLOCKS:
+        raise ValueError(f"`{name}` must have 1 dimension, one number a block; got shape {value.shape}.")
+    if not len(value):
+        return value.astype(np.int32)  # an empty list is of floats
+    if not np.issubdtype(value.dtype, np.integer):
+        raise TypeError(f"`{name}` must be integers; got {value.dtype}.")
+    return value
 
 
 def _check_mask(mask):

@@ -91,6 +91,36 @@ py::bytes MakeSpmmSchedule(const py::buffer& indptr_buffer, const py::buffer& in
   return made ? ToBytes(schedule) : py::bytes();
 }
 
+// The form of that schedule, for who makes it elsewhere: its numbers as spmm_schedule.h names them, and where its
+// sections begin, in words. Empty where there is no schedule.
+py::dict SpmmScheduleForm(int64_t k, int64_t n, int64_t block_size, int64_t num_blocks) {
+  CheckSizes(block_size, k, n);
+  using S = bsjax::SpmmSchedule;
+  py::dict form;
+  if (!S::Serves(block_size)) return form;
+  const S s(k, n, block_size, num_blocks);
+  form["unit_cols"] = int{S::kUnitCols};
+  form["group_units"] = int{S::kUnits};
+  form["tile_cols"] = int{S::kTileCols};
+  form["tile_bytes"] = int{S::kTileBytes};
+  form["stage_tiles"] = int{S::kTiles};
+  form["max_blocks"] = S::MaxBlocks(block_size);
+  form["num_units"] = s.num_units;
+  form["num_groups"] = s.num_groups;
+  form["max_stages"] = s.max_stages;
+  py::dict sections;
+  sections["units"] = 0;
+  sections["stage_begin"] = s.stage_begin;
+  sections["tiles"] = s.tiles;
+  sections["entry_begin"] = s.entry_begin;
+  sections["places"] = s.places;
+  sections["block_ids"] = s.block_ids;
+  sections["offsets"] = s.offsets;
+  form["sections"] = sections;
+  form["size"] = s.size;
+  return form;
+}
+
 // The schedule of x[m, k].T @ dy[m, n] at the blocks, likewise.
 py::bytes MakeSddmmSchedule(const py::buffer& rows_buffer, const py::buffer& cols_buffer, int64_t k, int64_t n,
                             int64_t block_size) {
@@ -108,6 +138,7 @@ PYBIND11_MODULE(_native, m) {
   m.doc() = "Native handlers of bsjax for XLA's typed FFI.";
   m.def("registrations", &Registrations);
   m.def("spmm_schedule", &MakeSpmmSchedule);
+  m.def("spmm_schedule_form", &SpmmScheduleForm);
   m.def("sddmm_schedule", &MakeSddmmSchedule);
   m.attr("ffi_version") = py::make_tuple(XLA_FFI_API_MAJOR, XLA_FFI_API_MINOR);
 #if BSJAX_WITH_CUDA

@@ -26,10 +26,10 @@
 namespace bsjax {
 
 struct SpmmSchedule {
-  static constexpr int kUnitCols = 32;     // output columns of one warp
-  static constexpr int kUnits = 16;        // warps of one CTA
-  static constexpr int kTileCols = 64;     // columns of x that one copy brings: 128 bytes of 16-bit elements
-  static constexpr int kTileBytes = 8192;  // of one tile in shared memory: 64 rows of 128 bytes
+  static constexpr int kUnitCols = 32;       // output columns of one warp
+  static constexpr int kUnits = 16;          // warps of one CTA
+  static constexpr int kTileCols = 64;       // columns of x that one copy brings: 128 bytes of 16-bit elements
+  static constexpr int kTileBytes = 8192;    // of one tile in shared memory: 64 rows of 128 bytes
   static constexpr int kTiles = 4;           // of one stage
   static constexpr int kBlockBytes = 40960;  // of all blocks of one stage: at density .10 they are 26 KB, spread by 3
 
