@@ -344,6 +344,26 @@ def test_more_than_two_to_the_31_elements(side):
     gc.collect()
 
 
+def test_no_pass_copies_its_operands_or_goes_dense():
+    """Each product needs its operands and its result, no copy or transpose of x or w; a step needs y beside them."""
+    layout = bsjax.Layout.from_mask(np.random.default_rng(0).random((64, 64)) < 0.1, 32)
+    x = jax.ShapeDtypeStruct((16, 2048), jnp.float32)
+    blocks = jax.ShapeDtypeStruct(block_shape(layout), jnp.float32)
+    y = x.size * 4
+
+    def scratch(f, *args):
+        memory = jax.jit(f).lower(*args).compile().memory_analysis()
+        assert memory is not None
+        return memory.temp_size_in_bytes
+
+    few = 4096  # what a compiler may want for itself
+    assert scratch(lambda x, blocks: bsjax.spmm(x, blocks, layout), x, blocks) <= few
+    assert scratch(lambda x, blocks: bsjax.spmm(x, blocks, layout, transpose=True), x, blocks) <= few
+    assert scratch(lambda x, dy: bsjax.sddmm(x, dy, layout), x, x) <= few
+    loss = jax.grad(lambda x, blocks: jnp.sum(bsjax.spmm(x, blocks, layout) ** 2), (0, 1))
+    assert scratch(loss, x, blocks) <= 2 * y + few  # y and dy; a dense dw would be 16 MiB
+
+
 def test_padding_and_foreign_indices_contribute_nothing():
     """An index out of range, in a layout that no from_mask made, is skipped: never read, never NaN."""
     layout = bsjax.Layout.from_mask([[1, 1], [1, 1]], 8)

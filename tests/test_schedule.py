@@ -1,5 +1,7 @@
 """Schedules, and layouts of traced patterns: whoever makes them, every block is walked once, where its x is."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +11,7 @@ import bsjax
 from bsjax import Layout, _ffi
 from bsjax.testing import integers, oracle
 
-needs_native = pytest.mark.skipif(_ffi.native is None, reason="schedules are made by the native extension")
+native: Any = _ffi.native  # a build without it fails here, as it should
 
 # (block size, block rows and columns, density)
 PATTERNS = [
@@ -36,7 +38,7 @@ def walk(layout, transpose):
     """What a kernel multiplies as it follows the schedule: (block row of x, block column of y, stored block)."""
     *_, words = (np.asarray(part) for part in layout.lists(transpose))
     k, n = layout.shape[::-1] if transpose else layout.shape
-    form, b = _ffi.native.spmm_schedule_form(k, n, layout.block_size, layout.num_blocks), layout.block_size
+    form, b = native.spmm_schedule_form(k, n, layout.block_size, layout.num_blocks), layout.block_size
     assert words.shape == (form["size"],)
     part = {name: words[begin:] for name, begin in form["sections"].items()}
     unit_cols, products = form["unit_cols"] // b, []
@@ -60,7 +62,6 @@ def walk(layout, transpose):
     return sorted(products)
 
 
-@needs_native
 @pytest.mark.parametrize(("b", "blocks", "density"), PATTERNS)
 def test_every_block_is_walked_once(b, blocks, density):
     mask, rows, cols = places(b, blocks, density)
@@ -72,13 +73,12 @@ def test_every_block_is_walked_once(b, blocks, density):
         assert walk(layout, True) == sorted((col, row, i) for row, col, i in stored)
 
 
-@needs_native
 @pytest.mark.parametrize("b", [8, 16, 32, 64, 128])
 def test_wgrad_bins_hold_each_block_once(b):
     mask = np.random.default_rng(0).random((20, 30)) < 0.3
     layout = Layout.from_mask(mask, b)
     words = np.asarray(layout.wgrad_schedule)
-    one = len(_ffi.native.sddmm_schedule(np.zeros(1, np.int32), np.zeros(1, np.int32), b, b, b)) // 4
+    one = len(native.sddmm_schedule(np.zeros(1, np.int32), np.zeros(1, np.int32), b, b, b)) // 4
     bins = words.reshape(-1, one)
     ids = bins[:, one - {8: 512, 16: 128, 32: 32, 64: 8, 128: 8}[b] :]  # a record ends with its blocks
     found = np.bincount(ids[ids >= 0], minlength=layout.num_blocks)
@@ -151,17 +151,16 @@ def test_from_indices_says_what_is_wrong(rows, cols, shape, b, error, match):
         Layout.from_indices(rows, cols, shape, b)
 
 
-@needs_native
 def test_native_preparation_refuses_rather_than_crashes():
     one = np.zeros(1, np.int32)
     calls = [
-        lambda: _ffi.native.spmm_schedule(one, one, None, 8, 8, 8),  # indptr is too short
-        lambda: _ffi.native.spmm_schedule(np.zeros(2, np.int32), one, np.zeros(3, np.int32), 8, 8, 8),
-        lambda: _ffi.native.spmm_schedule(np.zeros(2, np.int64), one, None, 8, 8, 8),
-        lambda: _ffi.native.spmm_schedule(np.zeros(2, np.int32), one, None, 8, 8, 7),
-        lambda: _ffi.native.sddmm_schedule(one, np.zeros(2, np.int32), 8, 8, 8),
-        lambda: _ffi.native.sddmm_schedule(one, one, 8, 12, 8),
-        lambda: _ffi.native.sddmm_schedule(np.zeros(2, np.int32)[::2], np.zeros((1, 1), np.int32), 8, 8, 8),
+        lambda: native.spmm_schedule(one, one, None, 8, 8, 8),  # indptr is too short
+        lambda: native.spmm_schedule(np.zeros(2, np.int32), one, np.zeros(3, np.int32), 8, 8, 8),
+        lambda: native.spmm_schedule(np.zeros(2, np.int64), one, None, 8, 8, 8),
+        lambda: native.spmm_schedule(np.zeros(2, np.int32), one, None, 8, 8, 7),
+        lambda: native.sddmm_schedule(one, np.zeros(2, np.int32), 8, 8, 8),
+        lambda: native.sddmm_schedule(one, one, 8, 12, 8),
+        lambda: native.sddmm_schedule(np.zeros(2, np.int32)[::2], np.zeros((1, 1), np.int32), 8, 8, 8),
     ]
     for call in calls:
         with pytest.raises(ValueError, match="must|lists"):
