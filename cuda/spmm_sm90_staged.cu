@@ -1,7 +1,8 @@
 // A CTA computes 64 rows of 512 columns of y: 16 warps, each 64 x 32, its unit. It walks its stages, as a schedule says
 // (spmm_schedule.h): up to four 64-column tiles of x, which the copy engine (TMA) brings once for all warps, and all
-// blocks that read them, which four producer warps bring by cp.async, with where each begins in x. All of it arrives
-// under one barrier, so a warp that multiplies only counts through its blocks: mma.sync, both operands by ldmatrix.
+// blocks that read them, which three producer warps bring by cp.async; a fourth starts the copy engine and brings the
+// lists that say where each begins in x. All of it arrives under one barrier, so a warp that multiplies only counts
+// through its blocks: mma.sync, both operands by ldmatrix.
 // A stored block is row-major: x @ w reads it by ldmatrix.trans, x @ w.T by ldmatrix; nothing is copied or transposed.
 // CTAs are persistent: while a tile's sums are rounded and stored, the stages of the next are on their way. Where there
 // are fewer tiles than SMs, a cluster of kSplit CTAs shares a tile: each takes some of its stages, and the partial sums
@@ -55,7 +56,7 @@ struct Tile {
   static constexpr int kMaxBlocks = S::MaxBlocks(kB);
   static constexpr int kPlaces = kOffsets + kMaxBlocks * 4;
   static constexpr int kStageBytes = (kPlaces + kWarps * 8 + kSwizzleBytes - 1) / kSwizzleBytes * kSwizzleBytes;
-  static constexpr int kStages = 12 / S::kTiles;
+  static constexpr int kStages = 3;  // what fits; stages of half the size, twice as many, were slower
   static constexpr int kSharedBytes = kStages * (kStageBytes + 2 * sizeof(uint64_t));
 
   static_assert(kTileM * kBoxRowBytes == S::kTileBytes && kBoxCols == S::kTileCols, "A tile is one box.");
