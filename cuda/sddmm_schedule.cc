@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <limits>
 #include <numeric>
+#include <thread>
 #include <utility>
 
 namespace bsjax {
@@ -838,20 +839,40 @@ Clustering Cluster(const Pattern& pattern) {
 SddmmSchedule MakeSddmmSchedule(const int32_t* rows, const int32_t* cols, int64_t num_blocks, int block_size, int64_t k,
                                 int64_t n) {
   const Pattern pattern(rows, cols, num_blocks, block_size, k, n);
-  Packer packer(pattern);
-  if (!pattern.order.empty()) {
-    const Clustering clustering = Cluster(pattern);
-    packer.Reserve(clustering.num_bins);
-    const Piece *begin = clustering.pieces.data(), *end = begin + clustering.pieces.size();
-    while (begin < end) {
-      const Piece* next = begin;
-      while (next < end && next->bin == begin->bin) ++next;
-      packer.Add(begin, next);
-      begin = next;
+  const Clustering clustering = pattern.order.empty() ? Clustering() : Cluster(pattern);
+  const Piece *begin = clustering.pieces.data(), *end = begin + clustering.pieces.size();
+  // Bins are packed independently of each other, so threads take shares of them; one is enough for few blocks.
+  constexpr size_t kThreadBlocks = 1 << 16;  // some milliseconds of packing, far more than a thread's start
+  const size_t num_shares =
+      std::clamp<size_t>(pattern.order.size() / kThreadBlocks, 1, std::max(std::thread::hardware_concurrency(), 1u));
+  std::vector<SddmmSchedule> shares(num_shares);
+  const auto bin_at = [&](size_t share) {  // the first piece of a share: of a bin too
+    const Piece* piece = begin + (end - begin) * static_cast<ptrdiff_t>(share) / static_cast<ptrdiff_t>(num_shares);
+    while (piece > begin && piece < end && piece->bin == (piece - 1)->bin) ++piece;
+    return piece;
+  };
+  const auto pack = [&](size_t share) {
+    Packer packer(pattern);
+    packer.Reserve(clustering.num_bins / static_cast<int64_t>(num_shares) + 1);
+    for (const Piece *piece = bin_at(share), *last = bin_at(share + 1); piece < last;) {
+      const Piece* next = piece;
+      while (next < last && next->bin == piece->bin) ++next;
+      packer.Add(piece, next);
+      piece = next;
     }
+    if (share + 1 == num_shares) packer.AddZeros(pattern.invalid);
+    shares[share] = packer.Finish();
+  };
+  std::vector<std::thread> threads;
+  for (size_t share = 1; share < num_shares; ++share) threads.emplace_back(pack, share);
+  pack(0);
+  for (std::thread& thread : threads) thread.join();
+  SddmmSchedule schedule = std::move(shares[0]);
+  for (size_t share = 1; share < num_shares; ++share) {
+    schedule.num_bins += shares[share].num_bins;
+    schedule.bins.insert(schedule.bins.end(), shares[share].bins.begin(), shares[share].bins.end());
   }
-  packer.AddZeros(pattern.invalid);
-  return packer.Finish();
+  return schedule;
 }
 
 void PadSddmmSchedule(int block_size, SddmmSchedule* schedule) {

@@ -163,6 +163,7 @@ void EveryBlockIsInOneSlot() {
     Check({"one", b, side, side, {3}, {1}});
     Check(Random("ones", b, side / 2, side / 4, 1));
     for (double density : {.02, .1, .5}) Check(Random("random", b, side, side, density));
+    Check(Random("packed by several threads", b, 600, 600, .5));
     Check(Random("odd sides", b, 9, 21, .4));  // no whole number of tiles
     Check(Random("one row", b, 1, 4 * side, .6));
     Check(Random("one column", b, 4 * side, 1, .6));

@@ -141,7 +141,8 @@ bool ScheduleSpmm(const int32_t* indptr, const int32_t* indices, const int32_t* 
     }
     int64_t begin_of_row = rows.empty() ? 0 : row_begin[rows[0]];  // what is left of a row that two stages share
     for (size_t r = 0; r < rows.size();) {
-      // A stage: rows [r, end), the last perhaps in part.
+      // A stage: rows from r on, the last perhaps in part.
+      if (num_stages == s.max_stages) return false;
       int32_t* tiles = schedule + s.tiles + num_stages * 4;
       std::fill(tiles, tiles + 4, -1);
       int64_t num_tiles = 0, count = 0, last_tile = -1;

@@ -48,11 +48,14 @@ struct SpmmSchedule {
   constexpr SpmmSchedule(int64_t k, int64_t n, int64_t block_size, int64_t num_blocks)
       : num_units(Divide(Divide(n, kUnitCols), kUnits) * kUnits),
         num_groups(num_units / kUnits),
-        // A stage ends with its group, or where a fifth tile would begin, and three at least are not in the stage
-        // before; or where the blocks of the next row would be too many for it: two such neighbours have MaxBlocks or
-        // more.
-        max_stages(std::min(num_groups * Divide(Divide(k, kTileCols), kTiles - 1), Divide(num_blocks, kTiles - 1)) +
-                   Divide(2 * num_blocks, MaxBlocks(block_size)) + num_groups),
+        // A stage ends with its group; or where a fifth tile would begin; or where the next row has too many blocks for
+        // it, and then two neighbours have MaxBlocks or more, and the next may begin with a tile that this one had. In
+        // all but the first case it has four blocks or more: a row of a group has at most 512 / b.
+        max_stages(
+            std::min(Divide(num_blocks, kTiles),
+                     Divide(num_groups * Divide(k, kTileCols) + Divide(2 * num_blocks, MaxBlocks(block_size)), kTiles) +
+                         Divide(2 * num_blocks, MaxBlocks(block_size))) +
+            num_groups),
         stage_begin(Pad(num_units)),
         tiles(stage_begin + Pad(num_groups + 1)),
         entry_begin(tiles + max_stages * 4),
@@ -68,7 +71,7 @@ struct SpmmSchedule {
 
 // Writes the schedule of y[m, n] = x[m, k] @ op(w) to `schedule`, SpmmSchedule(...).size words. The lists are those of
 // SpmmArgs; entries that contribute nothing (padding, indices out of range) are left out. block_ids null: entry e is e.
-// False, and `schedule` is not to be used, if a list names one block row more than 255 times.
+// False, and `schedule` is not to be used, where lists that repeat themselves do not fit its form.
 bool ScheduleSpmm(const int32_t* indptr, const int32_t* indices, const int32_t* block_ids, int64_t k, int64_t n,
                   int64_t block_size, int64_t num_blocks, int32_t* schedule);
 
