@@ -2,23 +2,12 @@
 #include <cstdio>
 #include <initializer_list>
 
+#include "expect.h"
 #include "sddmm_config.h"
 #include "spmm_config.h"
 
 namespace bsjax {
 namespace {
-
-int failures = 0;
-
-#define EXPECT(condition, ...)                                    \
-  do {                                                            \
-    if (!(condition)) {                                           \
-      ++failures;                                                 \
-      std::printf("%s:%d: %s: ", __FILE__, __LINE__, #condition); \
-      std::printf(__VA_ARGS__);                                   \
-      std::printf("\n");                                          \
-    }                                                             \
-  } while (false)
 
 SpmmArgs Spmm(DType dtype, int block_size, int64_t m, int64_t k, int64_t n) {
   SpmmArgs args;

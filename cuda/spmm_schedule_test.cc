@@ -8,20 +8,10 @@
 #include <tuple>
 #include <vector>
 
+#include "expect.h"
+
 namespace bsjax {
 namespace {
-
-int failures = 0;
-
-#define EXPECT(condition, ...)                                    \
-  do {                                                            \
-    if (!(condition)) {                                           \
-      ++failures;                                                 \
-      std::printf("%s:%d: %s: ", __FILE__, __LINE__, #condition); \
-      std::printf(__VA_ARGS__);                                   \
-      std::printf("\n");                                          \
-    }                                                             \
-  } while (false)
 
 struct Lists {
   int64_t k, n;
