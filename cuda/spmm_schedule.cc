@@ -143,8 +143,8 @@ bool ScheduleSpmm(const int32_t* indptr, const int32_t* indices, const int32_t* 
     for (size_t r = 0; r < rows.size();) {
       // A stage: rows from r on, the last perhaps in part.
       if (num_stages == s.max_stages) return false;
-      int32_t* tiles = schedule + s.tiles + num_stages * 4;
-      std::fill(tiles, tiles + 4, -1);
+      int32_t* tiles = schedule + s.tiles + num_stages * S::kTiles;
+      std::fill(tiles, tiles + S::kTiles, -1);
       int64_t num_tiles = 0, count = 0, last_tile = -1;
       parts.clear();
       while (r < rows.size()) {

@@ -58,7 +58,7 @@ struct SpmmSchedule {
             num_groups),
         stage_begin(Pad(num_units)),
         tiles(stage_begin + Pad(num_groups + 1)),
-        entry_begin(tiles + max_stages * 4),
+        entry_begin(tiles + max_stages * kTiles),
         places(entry_begin + Pad(max_stages + 1)),
         block_ids(places + max_stages * kUnits * 2),
         offsets(block_ids + Pad(num_blocks)),

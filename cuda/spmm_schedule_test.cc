@@ -66,7 +66,7 @@ std::multiset<Product> Walk(const Lists& lists, const SpmmSchedule& s, const std
         for (int64_t c = 0; c < unit_cols; ++c) {
           for (int i = 0; i < (pair[1] >> (8 * c) & 255); ++i, ++at) {
             const int32_t offset = words[s.offsets + at];
-            const int32_t tile = words[s.tiles + stage * 4 + offset / SpmmSchedule::kTileBytes];
+            const int32_t tile = words[s.tiles + stage * SpmmSchedule::kTiles + offset / SpmmSchedule::kTileBytes];
             const int64_t column = tile * SpmmSchedule::kTileCols + offset % SpmmSchedule::kTileBytes / 2;
             EXPECT(tile >= 0 && offset % SpmmSchedule::kTileBytes < 128, "offset %d", offset);
             const int32_t unit = words[group * SpmmSchedule::kUnits + place];

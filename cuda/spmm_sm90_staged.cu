@@ -15,7 +15,6 @@
 
 #include <algorithm>
 #include <type_traits>
-#include <utility>
 
 #include "device/cluster.cuh"
 #include "device/cp_async.cuh"
@@ -59,6 +58,7 @@ struct Tile {
   static constexpr int kStages = 3;  // what fits; stages of half the size, twice as many, were slower
   static constexpr int kSharedBytes = kStages * (kStageBytes + 2 * sizeof(uint64_t));
 
+  static_assert(S::kTiles == 4, "The tiles of a stage are loaded as one int4.");
   static_assert(kTileM * kBoxRowBytes == S::kTileBytes && kBoxCols == S::kTileCols, "A tile is one box.");
   static_assert(kStages * kStageBytes >= kWarps * 8 * 32 * 4 * 8, "Partial sums are passed where the stages were.");
   static_assert(kSharedBytes <= 227 * 1024, "A CTA has at most 227 KB.");
