@@ -4,6 +4,7 @@ import importlib as _importlib
 
 from bsjax import patterns as patterns
 from bsjax._layout import Layout as Layout
+from bsjax.ops import save_products as save_products
 from bsjax.ops import sddmm as sddmm
 from bsjax.ops import spmm as spmm
 

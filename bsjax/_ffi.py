@@ -64,8 +64,19 @@ def align(*operands):
     )
 
 
+def place_like(value, primal):
+    """Gives a cotangent the sharding of its primal, which JAX demands on meshes with explicit axes."""
+    wanted = jax.typeof(primal).sharding
+    if jax.typeof(value).sharding == wanted or jax.sharding.AxisType.Explicit not in wanted.mesh.axis_types:
+        return value
+    return jax.sharding.reshard(value, wanted.spec)
+
+
 class GroupedOp:
     """One native op as a JAX primitive: two grouped operands, then index arrays, to one grouped result.
+
+    The attribute `shared` says of each of the two whether all groups share it, its group axis being of size 1; not the
+    size itself, which may be 1 or 0 of many or a symbol.
 
     Attributes:
       target: the FFI target; the handlers of that name serve their platforms, `reference` every other.
@@ -87,25 +98,39 @@ class GroupedOp:
         self._jitted = jax.jit(self._call, static_argnames="attrs", inline=True)
         # jax.checkpoint outside jit evaluates call by call, down to the primitive itself.
         share = jax.jit(lambda *operands, attrs: self._share.bind(*operands, **dict(attrs)), static_argnames="attrs")
-        self._share.def_impl(lambda *operands, **attrs: share(*operands, attrs=tuple(sorted(attrs.items()))))
 
-    def __call__(self, *operands, **attrs):
+        def impl(*operands, **attrs):
+            # jax.disable_jit, and jax.debug_nans and debug_infs that look for the culprit without jit, would come back
+            # here without end.
+            kinds = _debugs()
+            with jax.disable_jit(False), jax.debug_nans(False), jax.debug_infs(False):
+                result = share(*operands, attrs=tuple(sorted(attrs.items())))
+                found = {"nan": jnp.isnan(result).any(), "inf": jnp.isinf(result).any()} if kinds else {}
+            for kind in kinds:
+                if found[kind]:
+                    raise FloatingPointError(f"Invalid value ({kind}) encountered in {target}.")
+            return result
+
+        self._share.def_impl(impl)
+
+    def __call__(self, *operands, shared=None, **attrs):
+        attrs["shared"] = shared or tuple(x.shape[0] == 1 for x in operands[:2])
         return self._jitted(*operands, attrs=tuple(sorted(attrs.items())))
 
     def _call(self, *operands, attrs):
         ndims = tuple(x.ndim for x in operands)
-        grouped = tuple(x.shape[0] != 1 for x in operands[:2])
-        call = custom_vmap(self._partitioned(ndims, grouped, attrs))
+        call = custom_vmap(self._partitioned(ndims, attrs))
         call.def_vmap(functools.partial(self._batch, attrs))
         return call(*operands)
 
-    def _abstract_eval(self, *avals, **attrs):
-        groups = max(avals[0].shape[0], avals[1].shape[0])
+    def _abstract_eval(self, *avals, shared, **attrs):
+        grouped = [aval for aval, alone in zip(avals, shared, strict=False) if not alone]
+        groups = grouped[0].shape[0] if grouped else 1
         rows = avals[self.kinds.index("rows")]
         lead = rows.shape[1:-1] if self.kinds[2] == "rows" else ()
         shape = (groups, *lead, *self._shape(*(aval.shape for aval in avals), **attrs))
         # Under explicit sharding the result keeps the axes of its groups and rows.
-        group_axis = next((_axes_of(a)[0] for a in avals[:2] if a.shape[0] == groups), None)
+        group_axis = next((_axes_of(a)[0] for a in grouped), None)
         spec = [group_axis, *(_axes_of(rows)[1:-1] if lead else ())]
         sharding = avals[0].sharding.update(spec=PartitionSpec(*spec, *[None] * (len(shape) - len(spec))))
         return avals[0].update(shape=shape, weak_type=False, sharding=sharding)
@@ -117,12 +142,16 @@ class GroupedOp:
         first, second, *indices = operands
         if self.kinds[2] == "rows" and not batched[1]:  # more rows of x, at no cost
             return jnp.moveaxis(self(jnp.moveaxis(first, 0, 1), second, *indices, **attrs), 1, 0), True
-        groups = max(x.shape[int(own)] for x, own in zip((first, second), batched, strict=False))
+        shared = attrs.pop("shared")
+        groups = next(
+            (x.shape[int(own)] for x, own, alone in zip(operands, batched, shared, strict=False) if not alone), 1
+        )
+        still = tuple(alone and not own for own, alone in zip(batched, shared, strict=False))
         folded = [
-            x if not own and x.shape[0] == 1 else _fold_groups(x, own, size, groups)
-            for x, own in zip((first, second), batched, strict=False)
+            x if alone else _fold_groups(x, own, size, groups)
+            for x, own, alone in zip((first, second), batched, still, strict=False)
         ]
-        result = self(*folded, *indices, **attrs)
+        result = self(*folded, *indices, shared=still, **attrs)
         return result.reshape(size, groups, *result.shape[1:]), True
 
     def _batch_patterns(self, operands, batched, attrs):
@@ -133,7 +162,7 @@ class GroupedOp:
         return lax.map(one, tuple(x for x, own in zip(operands, batched, strict=True) if own))
 
     @functools.cache  # noqa: B019  (the two ops live as long as the module)
-    def _partitioned(self, ndims, grouped, attrs):
+    def _partitioned(self, ndims, attrs):
         """The op with a sharding rule: rows and groups may be split, features and blocks may not.
 
         One object for each rank and attributes, so that retracing registers nothing new.
@@ -143,7 +172,7 @@ class GroupedOp:
             return self._share.bind(*operands, **dict(attrs))
 
         partitioned = custom_partitioning(share)
-        first, second, result = self._factors(ndims, grouped)
+        first, second, result = self._factors(ndims, dict(attrs)["shared"])
         indices = [[f"i{position}"] for position in range(len(ndims) - 2)]
         names = dict.fromkeys(name for factors in (first, second, *indices, result) for name in factors)
         whole = tuple(name for name in names if name[0] not in "gr")  # Shardy wants them as they appear
@@ -180,21 +209,21 @@ class GroupedOp:
         )
         return partitioned
 
-    def _factors(self, ndims, grouped):
+    def _factors(self, ndims, shared):
         """Names the axes of the two operands and the result: g.. for groups, r.. for rows, others are never split."""
         num_rows = ndims[self.kinds.index("rows")] - 2
         rows = [f"r{i}" for i in range(num_rows)]
         operands = []
         for position in range(2):
-            group = "g" if grouped[position] else f"u{position}"
+            group = f"u{position}" if shared[position] else "g"
             tail = [*rows, f"f{position}"] if self.kinds[position] == "rows" else ["z", "b0", "b1"]
             operands.append([group, *tail])
-        group = "g" if any(grouped) else "u2"
+        group = "u2" if all(shared) else "g"
         result = [group, *rows, "f2"] if self.kinds[2] == "rows" else [group, "z", "b0", "b1"]
         return *operands, result
 
     def _fallback(self, *operands, **attrs):
-        attrs = {name: value for name, value in attrs.items() if name != "config"}
+        attrs = {name: value for name, value in attrs.items() if name not in ("config", "shared")}
         flat = [
             x.reshape(x.shape[0], math.prod(x.shape[1:-1]), x.shape[-1]) if kind == "rows" else x
             for x, kind in zip(operands[:2], self.kinds, strict=False)
@@ -203,9 +232,14 @@ class GroupedOp:
         return y if self.kinds[2] == "blocks" else y.reshape(y.shape[0], *operands[0].shape[1:-1], y.shape[-1])
 
     def _call_native(self, ctx, *operands, **attrs):
-        native_attrs = {k: v for k, v in attrs.items() if k != "block_size"}
+        native_attrs = {k: v for k, v in attrs.items() if k not in ("block_size", "shared")}
         native_attrs["config"] = np.int32(native_attrs["config"])
         return jax.ffi.ffi_lowering(self.target)(ctx, *operands, **native_attrs)
+
+
+def _debugs():
+    """What jax.debug_nans and jax.debug_infs ask for."""
+    return [kind for kind in ("nan", "inf") if getattr(jax.config, f"jax_debug_{kind}s")]
 
 
 def _axes_of(shaped):

@@ -1,47 +1,47 @@
 """Layout: where the blocks of a block-sparse matrix are."""
 
-import dataclasses
-import io
-import os
+import json
 import pathlib
-import secrets
-import zipfile
-import zlib
-from typing import Any
 
 import jax
 import jax.core
+import jax.export
 import jax.numpy as jnp
 import numpy as np
+import scipy.sparse
 
-from bsjax import _schedule
+from bsjax import _layout_file, _schedule
 
 _BLOCK_SIZES = (8, 16, 32, 64, 128)
 _MAX_BLOCKS = 2**31 - 1  # what an int32 index counts
-_FORMAT = 1  # of the npz file; rises when its fields change meaning
 
 
-# The constructor takes any leaves: JAX rebuilds a layout from tracers, stacks and placeholders too.
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Layout:
-    """Where the blocks of a block-sparse matrix `w`, `[k, n]`, are: in BSR form, with its transpose.
+    """Where the blocks of a block-sparse matrix `w`, `[k, n]`, are.
 
-    A pytree: the index arrays are int32 leaves, the shape and the block size are static. So a new pattern with the same
-    number of blocks does not recompile, and layouts can be stacked and scanned over (patterns of one kind: the length
-    of `wgrad_schedule` comes in steps, and depends on how the blocks lie). An entry with a negative index is
-    padding and contributes nothing. Layouts compare and hash by content; one whose arrays are traced cannot.
+    A pytree of int32 arrays; the shape and the block size are static. **All layouts of one shape, block size and number
+    of blocks have the same leaves of the same shapes**, whoever made them: so a new pattern does not recompile,
+    and layouts are stacked, scanned over and passed through `cond` like any arrays. A layout cannot be changed, and is
+    made by `from_mask`, `from_indices` or `load` alone, so that its lists always belong together. A block with negative
+    `rows` and `cols` is padding and contributes nothing.
+
+    Layouts compare and hash by shape, block size and places; one whose arrays are traced cannot.
+
+    A `jax.tree.map` over a training state that holds a layout should leave it alone, as by
+    `nnx.state(model, nnx.Param)`. If one does not, `spmm` and `sddmm` notice: another dtype is a TypeError when they
+    are called; changed numbers break the seal that each schedule begins with, which is an error on a CPU, and results
+    of NaN on a GPU.
 
     Attributes:
-      indptr: `[k/b + 1]`, where the entries of each block row begin and end.
-      indices: `[num_blocks]`, the block column of each stored block: row after row, rising within a row.
-      rows: `[num_blocks]`, the block row of each stored block.
+      rows, cols: `[num_blocks]`, block row and block column of each block, in the order of `blocks`.
+      indptr: `[k/b + 1]`, where the entries of each block row begin and end in `indices` and `perm`.
+      indices: `[num_blocks]`, block columns: row after row, rising within a row; padding last.
+      perm: `[num_blocks]`, which block each of these entries is.
       indptr_t: `[n/b + 1]`, where the entries of each block column begin and end in `indices_t` and `perm_t`.
-      indices_t: `[num_blocks]`, block rows: column after column, rising within a column.
-      perm_t: `[num_blocks]`, which stored block each entry of the transpose is.
+      indices_t: `[num_blocks]`, block rows: column after column, rising within a column; padding last.
+      perm_t: `[num_blocks]`, which block each of these entries is.
       fprop_schedule, dgrad_schedule, wgrad_schedule: the order in which the CUDA kernels of the three passes walk the
-        pattern; `[1]` where there is none, and other kernels serve. `from_mask` and `load` make them. Who changes the
-        lists must leave them out, as the constructor does by default: those of another pattern give wrong results.
+        pattern.
       shape: `(k, n)`, in elements.
       block_size: b, the side of a block in elements.
 
@@ -54,31 +54,39 @@ class Layout:
       [[1, 0, 1], [0, 0, 1]]
     """
 
+    rows: jax.Array
+    cols: jax.Array
     indptr: jax.Array
     indices: jax.Array
-    rows: jax.Array
+    perm: jax.Array
     indptr_t: jax.Array
     indices_t: jax.Array
     perm_t: jax.Array
-    fprop_schedule: jax.Array = dataclasses.field(default_factory=_schedule.none, metadata={"derived": True})
-    dgrad_schedule: jax.Array = dataclasses.field(default_factory=_schedule.none, metadata={"derived": True})
-    wgrad_schedule: jax.Array = dataclasses.field(default_factory=_schedule.none, metadata={"derived": True})
-    shape: tuple[int, int] = dataclasses.field(kw_only=True, metadata={"static": True})
-    block_size: int = dataclasses.field(kw_only=True, metadata={"static": True})
+    fprop_schedule: jax.Array
+    dgrad_schedule: jax.Array
+    wgrad_schedule: jax.Array
+    shape: tuple[int, int]
+    block_size: int
+
+    def __init__(self, *args, **kwargs):
+        del args, kwargs
+        raise TypeError("A Layout is made by Layout.from_mask, Layout.from_indices or Layout.load.")
 
     @classmethod
     def from_mask(cls, mask, block_size):
-        """Makes the layout of a block mask.
+        """Makes the layout of a block mask; its blocks are in the order of SciPy's BSR: row after row, columns rising.
 
         Args:
-          mask: `[k/b, n/b]`, any 2-D array-like of bool or 0/1; true where a block is stored. May be empty.
+          mask: `[k/b, n/b]`, any 2-D array-like of bool or 0/1, or a scipy.sparse array of these; true where a block is
+            stored. May be empty.
           block_size: b; 8, 16, 32, 64 or 128.
 
         Returns:
           A `Layout` whose leaves are concrete, also where something else is being traced.
 
         Raises:
-          TypeError: if `mask` is traced: the number of blocks is a shape, so it must be known.
+          TypeError: if `mask` is traced: the number of blocks is a shape, so it must be known. If it is a graph or a
+            layout, whose meaning as a mask the sentence names.
           ValueError: if `mask` is not 2-D, holds anything but 0 and 1, or has 2**31 blocks or more; if `block_size` is
             none of the five.
 
@@ -90,30 +98,30 @@ class Layout:
         _check_block_size(block_size)
         mask, b = _check_mask(mask), int(block_size)
         rows, cols = np.nonzero(mask)
-        perm_t = np.argsort(cols, kind="stable")
-        leaves = _starts(rows, len(mask)), cols, rows, _starts(cols, mask.shape[1]), rows[perm_t], perm_t
-        leaves = dict(zip(_LEAVES, [leaf.astype(np.int32) for leaf in leaves], strict=True))
-        return cls._from_host(leaves, (mask.shape[0] * b, mask.shape[1] * b), b)
+        return cls._from_host(rows, cols, (mask.shape[0] * b, mask.shape[1] * b), b)
 
     @classmethod
     def from_indices(cls, rows, cols, shape, block_size):
         """Makes the layout of blocks given by their places, also of traced ones: a pattern that a program computes.
 
-        Traced, the layout costs a few sorts of `num_blocks` numbers on the device, and its `wgrad_schedule` is missing:
-        that pass then takes the kernels that need none.
+        The blocks stay in the order in which their places are named: block i is at `rows[i], cols[i]`. So where a
+        pattern changes in training, the weights and moments of blocks that stay need not move.
+
+        Traced, the layout costs some sorts of `num_blocks` numbers on the device; it takes the same kernels.
 
         Args:
-          rows, cols: `[num_blocks]` integers, block row and block column of each block, in any order. A pair with a
-            number outside the matrix is padding, so that patterns with fewer blocks fit the same arrays.
+          rows, cols: `[num_blocks]` integers of any type, block row and block column of each block, in any order. A
+            pair with a number outside the matrix is padding, so that patterns with fewer blocks fit the same arrays.
           shape: `(k, n)` of `w` in elements, multiples of `block_size`.
           block_size: b; 8, 16, 32, 64 or 128.
 
         Returns:
-          A `Layout` of `num_blocks` stored blocks, row after row, columns rising, padding last. Places that are named
-          twice are two blocks, whose products add.
+          A `Layout` of `num_blocks` blocks. Of traced places that are named twice the first is taken, and the others
+          become padding.
 
         Raises:
-          ValueError: if `rows` and `cols` are not of one length and dimension, or `shape` or `block_size` do not fit.
+          ValueError: if `rows` and `cols` are not of one length and dimension, name a place twice (where they are
+            concrete), or `shape` or `block_size` do not fit.
           TypeError: if they are not integers.
 
         Example:
@@ -129,59 +137,42 @@ class Layout:
           [24.0, 0.0, 8.0, 16.0]
         """
         _check_block_size(block_size)
-        b, shape = int(block_size), tuple(shape)
-        if len(shape) != 2 or any(not isinstance(side, int | np.integer) or side < 0 or side % b for side in shape):
-            raise ValueError(f"`shape` must be two multiples of `block_size`, {b}; got {shape}.")
-        num_rows, num_cols = (int(side) // b for side in shape)
+        b = int(block_size)
+        shape = _check_shape(shape, b)
         rows, cols = (_check_places(name, value) for name, value in (("rows", rows), ("cols", cols)))
         if rows.shape != cols.shape:
             raise ValueError(f"`rows` and `cols` must have one length; got {len(rows)} and {len(cols)}.")
-        traced = isinstance(rows, jax.core.Tracer) or isinstance(cols, jax.core.Tracer)
-        xp = jnp if traced else np
-        inside = (rows >= 0) & (rows < num_rows) & (cols >= 0) & (cols < num_cols)
-        rows, cols = xp.where(inside, rows, num_rows), xp.where(inside, cols, num_cols)  # padding sorts last
-        order = xp.lexsort((cols, rows))
-        rows, cols = rows[order], cols[order]
-        perm_t = xp.lexsort((rows, cols))
-        leaves = {
-            "indptr": xp.searchsorted(rows, xp.arange(num_rows + 1)),
-            "indices": xp.where(cols < num_cols, cols, -1),
-            "rows": xp.where(rows < num_rows, rows, -1),
-            "indptr_t": xp.searchsorted(cols[perm_t], xp.arange(num_cols + 1)),
-            "indices_t": xp.where(rows < num_rows, rows, -1)[perm_t],
-            "perm_t": perm_t,
-        }
-        leaves = {name: leaf.astype(np.int32) for name, leaf in leaves.items()}
-        shape = num_rows * b, num_cols * b
-        if not traced:
-            return cls._from_host(leaves, shape, b)
-        (k, n), ids = shape, jnp.arange(len(rows), dtype=np.int32)
+        if isinstance(rows, np.ndarray) and isinstance(cols, np.ndarray):
+            return cls._from_host(rows, cols, shape, b)
+        rows, cols = (jnp.asarray(value).astype(jnp.int32) for value in (rows, cols))
+        rows, cols = _drop_repeated(*_mark_padding(jnp, rows, cols, shape, b))
+        lists = _lists(jnp, rows, cols, shape, b)
+        (k, n), ids = shape, jnp.arange(len(rows), dtype=jnp.int32)
         schedules = {
-            "fprop_schedule": _schedule.traced_spmm(leaves["rows"], leaves["indices"], ids, k, n, b),
-            "dgrad_schedule": _schedule.traced_spmm(leaves["indices"], leaves["rows"], ids, n, k, b),
+            "fprop_schedule": _schedule.traced_spmm(rows, cols, ids, k, n, b),
+            "dgrad_schedule": _schedule.traced_spmm(cols, rows, ids, n, k, b),
+            "wgrad_schedule": _schedule.traced_wgrad(rows, cols, shape, b),
         }
-        return cls(**leaves, **schedules, shape=shape, block_size=b)
+        return _make(lists | schedules, shape, b)
 
     @classmethod
-    def _from_host(cls, leaves, shape, b):
-        """Makes the layout of these NumPy arrays, with its schedules."""
+    def _from_host(cls, rows, cols, shape, b):
+        """Makes the layout of NumPy arrays of places."""
+        rows, cols = _mark_padding(np, rows, cols, shape, b)
+        _check_unique(rows, cols)
+        lists = _lists(np, rows, cols, shape, b)
         schedules = {
-            "fprop_schedule": _schedule.fprop(leaves["indptr_t"], leaves["indices_t"], leaves["perm_t"], shape, b),
-            "dgrad_schedule": _schedule.dgrad(leaves["indptr"], leaves["indices"], shape, b),
-            "wgrad_schedule": _schedule.wgrad(leaves["rows"], leaves["indices"], shape, b),
+            "fprop_schedule": _schedule.fprop(lists["indptr_t"], lists["indices_t"], lists["perm_t"], shape, b),
+            "dgrad_schedule": _schedule.dgrad(lists["indptr"], lists["indices"], lists["perm"], shape, b),
+            "wgrad_schedule": _schedule.wgrad(lists["rows"], lists["cols"], shape, b),
         }
         with jax.ensure_compile_time_eval():
-            arrays = {name: jnp.asarray(leaf) for name, leaf in (leaves | schedules).items()}
-            return cls(**arrays, shape=shape, block_size=b)
+            return _make({name: jnp.asarray(leaf) for name, leaf in (lists | schedules).items()}, shape, b)
 
     def lists(self, transpose=False):
-        """Gives the lists of `x @ w`, or of `x @ w.T` if `transpose`, as the native op takes them.
-
-        Returns:
-          indptr, indices, block ids and schedule; with `transpose` entry e is block e, and the ids are not read.
-        """
+        """Gives indptr, indices, block ids and schedule of `x @ w`, or of `x @ w.T`, as the native op takes them."""
         if transpose:
-            return self.indptr, self.indices, self.indices, self.dgrad_schedule
+            return self.indptr, self.indices, self.perm, self.dgrad_schedule
         return self.indptr_t, self.indices_t, self.perm_t, self.fprop_schedule
 
     def to_mask(self):
@@ -191,16 +182,15 @@ class Layout:
           TypeError: if the layout is traced.
           ValueError: if it is a stack of layouts.
         """
-        leaves = self._host_leaves()
-        stored = (leaves["rows"] >= 0) & (leaves["indices"] >= 0)
+        rows, cols = self._host_places()
         mask = np.zeros(self.block_shape, bool)
-        mask[leaves["rows"][stored], leaves["indices"][stored]] = True
+        mask[rows[rows >= 0], cols[rows >= 0]] = True
         return mask
 
     @property
     def num_blocks(self):
         """Number of stored blocks, padding included: the first dimension of `blocks`."""
-        return self.indices.shape[-1]
+        return self.rows.shape[-1]
 
     @property
     def block_shape(self):
@@ -209,18 +199,26 @@ class Layout:
 
     @property
     def density(self):
-        """Stored blocks over all blocks, from 0 to 1; 0 for a matrix without elements."""
+        """Stored blocks over all blocks, from 0 to 1; 0 for a matrix without elements.
+
+        Padding does not count, unless the layout is traced or a stack, where it is not known: then `num_blocks` over
+        all blocks, at most 1.
+        """
         rows, cols = self.block_shape
-        return self.num_blocks / (rows * cols) if rows * cols else 0.0
+        stored = self.num_blocks
+        known = isinstance(self.rows, jax.Array | np.ndarray) and not isinstance(self.rows, jax.core.Tracer)
+        if known and self.rows.ndim == 1:
+            stored = int((np.asarray(self.rows) >= 0).sum())
+        return min(stored / (rows * cols), 1.0) if rows * cols else 0.0
 
     def save(self, path):
-        """Writes the layout to `path`, an npz file without pickles.
+        """Writes the layout to `path`, an npz file without pickles: places, shape and block size.
 
-        Whole or not at all: a run that is killed here leaves an older file as it was.
+        Whole or not at all: a run that is killed here leaves an older file as it was. A symbolic link stays one.
 
         Raises:
           TypeError: if the layout is traced.
-          ValueError: if it is a stack of layouts, or its lists do not belong together.
+          ValueError: if it is a stack of layouts.
 
         Example:
           >>> import bsjax, os, tempfile
@@ -230,18 +228,10 @@ class Layout:
           ...     bsjax.Layout.load(os.path.join(folder, "layout.npz")) == layout
           True
         """
-        path, leaves = pathlib.Path(path), self._host_leaves()
-        fault = _find_fault(leaves, self.shape, self.block_size)
-        if fault:
-            raise ValueError(f"A layout to save must be whole; in this one {fault}.")
-        fields: dict[str, Any] = {"format": _FORMAT, "shape": self.shape, "block_size": self.block_size, **leaves}
-        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-        try:
-            with open(temporary, "xb") as file:
-                np.savez(file, **fields)
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        rows, cols = self._host_places()
+        starts = {"indptr": np.asarray(self.indptr), "indptr_t": np.asarray(self.indptr_t)}
+        numbers = {"shape": np.array(self.shape, np.int64), "block_size": np.int64(self.block_size)}
+        _layout_file.write(pathlib.Path(path), rows=rows, cols=cols, **starts, **numbers)
 
     @classmethod
     def load(cls, path):
@@ -251,32 +241,54 @@ class Layout:
           FileNotFoundError: if there is no such file.
           ValueError: if the file is not one that `save` wrote, is damaged, or comes from a newer bsjax.
         """
-        fields = _read(path)
-        if not np.array_equal(fields["format"], _FORMAT):
-            found = fields["format"]
-            raise ValueError(f"`path` must hold layout format {_FORMAT}; {path} holds {found}. Update bsjax.")
-        shape, b = (fields[name].tolist() for name in ("shape", "block_size"))
-        leaves = {name: fields[name] for name in _LEAVES}
-        fault = _find_fault(leaves, shape, b)
-        if fault:
-            raise ValueError(f"`path` must be a file that Layout.save wrote, undamaged; in {path} {fault}.")
-        return cls._from_host(leaves, tuple(shape), b)
+        fields = _layout_file.read(pathlib.Path(path))
+        places = fields["rows"], fields["cols"]
+        try:
+            layout = cls.from_indices(*places, fields["shape"].tolist(), fields["block_size"].item())
+            for name in ("indptr", "indptr_t"):
+                if not np.array_equal(getattr(layout, name), fields[name]):
+                    raise ValueError(f"{name} is not what rows and cols say.")
+        except ValueError as error:
+            raise ValueError(f"`path` must be a file that Layout.save wrote, undamaged; in {path}: {error}") from None
+        return layout
 
-    def _host_leaves(self):
-        leaves = {name: getattr(self, name) for name in _LEAVES}
-        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves.values()):
-            raise TypeError("A traced layout has no contents to read, compare or hash. Do that outside of jit.")
-        leaves = {name: np.asarray(leaf) for name, leaf in leaves.items()}
-        if leaves["indices"].ndim > 1:
+    def check(self):
+        """Raises an error if these are not the leaves of one layout, by dtype and shape.
+
+        Raises:
+          TypeError: if a leaf is not int32: something was mapped over the layout.
+          ValueError: if it is a stack of layouts, or a leaf has another shape than it was made with.
+        """
+        for name in _LEAVES:
+            leaf = getattr(self, name)
+            if leaf.dtype != np.int32:
+                raise TypeError(
+                    f"`layout` must hold int32 arrays, as it was made; its `{name}` came as {leaf.dtype}. A cast, an "
+                    "average or a decay of a whole training state does that: map over the floating-point leaves alone, "
+                    "as by nnx.state(model, nnx.Param)."
+                )
+        if self.rows.ndim != 1:
             raise ValueError(
-                f"One layout is needed; got a stack of shape {leaves['indices'].shape[:-1]}. "
-                "Take one by jax.tree.map(lambda leaf: leaf[i], layouts)."
+                f"`layout` must be one layout; got a stack of shape {self.rows.shape[:-1]}. Take one by "
+                "jax.tree.map(lambda leaf: leaf[i], layouts), or map over them by jax.vmap or jax.lax.scan."
             )
-        return leaves
+        num_rows, num_cols = self.block_shape
+        lengths = dict.fromkeys(_LISTS, self.num_blocks) | {"indptr": num_rows + 1, "indptr_t": num_cols + 1}
+        for name, length in lengths.items():
+            if getattr(self, name).shape != (length,):
+                raise ValueError(
+                    f"`layout` must hold arrays of the shapes that it was made with; its `{name}` came as "
+                    f"{getattr(self, name).shape}, not {(length,)}."
+                )
+
+    def _host_places(self):
+        if isinstance(self.rows, jax.core.Tracer) or isinstance(self.cols, jax.core.Tracer):
+            raise TypeError("A traced layout has no contents to read, compare or hash. Do that outside of jit.")
+        self.check()
+        return np.asarray(self.rows), np.asarray(self.cols)
 
     def _contents(self):
-        leaves = self._host_leaves().values()
-        return self.shape, self.block_size, *((leaf.shape, leaf.dtype.str, leaf.tobytes()) for leaf in leaves)
+        return self.shape, self.block_size, *(places.tobytes() for places in self._host_places())
 
     def __eq__(self, other):
         if not isinstance(other, Layout):
@@ -286,38 +298,165 @@ class Layout:
     def __hash__(self):
         return hash(self._contents())
 
+    def __setattr__(self, name, value):
+        raise AttributeError(
+            f"A Layout cannot be changed, so its `{name}` cannot be set. Make another by from_indices."
+        )
+
+    def __delattr__(self, name):
+        raise AttributeError(f"A Layout cannot be changed, so its `{name}` cannot be deleted.")
+
     def __repr__(self):
         shown = f"shape={self.shape}, block_size={self.block_size}"
-        if getattr(self.indices, "shape", ()):  # a leaf can be anything while JAX maps over it
+        if getattr(self.rows, "shape", ()):  # a leaf can be anything while JAX maps over it
             shown += f", num_blocks={self.num_blocks}, density={self.density:.4g}"
         return f"Layout({shown})"
 
 
-_LEAVES = tuple(field.name for field in dataclasses.fields(Layout) if not field.metadata)
+_LISTS = ("rows", "cols", "indptr", "indices", "perm", "indptr_t", "indices_t", "perm_t")
+_LEAVES = (*_LISTS, "fprop_schedule", "dgrad_schedule", "wgrad_schedule")
+
+
+def _make(leaves, shape, block_size):
+    """Makes a layout of any leaves: JAX rebuilds one from tracers, stacks and placeholders too."""
+    layout = object.__new__(Layout)
+    layout.__dict__.update(leaves, shape=shape, block_size=block_size)
+    return layout
+
+
+def to_leaves(layout):
+    """The arrays of a layout by name."""
+    return {name: getattr(layout, name) for name in _LEAVES}
+
+
+def of_leaves(leaves, shape, block_size):
+    """The layout of arrays that `to_leaves` gave."""
+    return _make({name: leaves[name] for name in _LEAVES}, shape, block_size)
+
+
+jax.tree_util.register_pytree_with_keys(
+    Layout,
+    lambda layout: (
+        [(jax.tree_util.GetAttrKey(name), leaf) for name, leaf in to_leaves(layout).items()],
+        (layout.shape, layout.block_size),
+    ),
+    lambda form, leaves: _make(zip(_LEAVES, leaves, strict=True), *form),
+    lambda layout: (tuple(to_leaves(layout).values()), (layout.shape, layout.block_size)),
+)
+jax.export.register_pytree_node_serialization(
+    Layout,
+    serialized_name="bsjax.Layout",
+    serialize_auxdata=lambda form: json.dumps(form).encode(),
+    deserialize_auxdata=lambda form: (lambda shape, b: (tuple(shape), b))(*json.loads(form)),
+)
+
+
+# ------------------------------------------------------------------------------------------------------------- lists
+
+
+def _mark_padding(xp, rows, cols, shape, b):
+    """Sets both numbers of a place outside the matrix to -1."""
+    inside = (rows >= 0) & (rows < shape[0] // b) & (cols >= 0) & (cols < shape[1] // b)
+    return xp.where(inside, rows, -1), xp.where(inside, cols, -1)
+
+
+def _last(xp, lines):
+    """The numbers of lines, with that of padding behind all others."""
+    return xp.where(lines < 0, np.iinfo(np.int32).max, lines)
+
+
+def _order(xp, first, second):
+    """The order by `first`, then `second`, then position; padding last."""
+    return xp.lexsort((second, _last(xp, first)))
+
+
+def _lists(xp, rows, cols, shape, b):
+    """All lists of a layout, of marked places that are unique."""
+    lists = {"rows": rows, "cols": cols}
+    for end, lines, across, size in (("", rows, cols, shape[0]), ("_t", cols, rows, shape[1])):
+        perm = _order(xp, lines, across)
+        lists[f"indptr{end}"] = xp.searchsorted(_last(xp, lines)[perm], xp.arange(size // b + 1, dtype=np.int32))
+        lists[f"indices{end}"], lists[f"perm{end}"] = across[perm], perm
+    return {name: leaf.astype(np.int32) for name, leaf in lists.items()}
+
+
+def _drop_repeated(rows, cols):
+    """Makes padding of traced places that were named before."""
+    if not len(rows):
+        return rows, cols
+    order = _order(jnp, rows, cols)
+    r, c = rows[order], cols[order]
+    again = jnp.concatenate([jnp.zeros(1, bool), (r[1:] == r[:-1]) & (c[1:] == c[:-1])])
+    again = jnp.zeros(len(rows), bool).at[order].set(again)
+    return jnp.where(again, -1, rows), jnp.where(again, -1, cols)
+
+
+# ------------------------------------------------------------------------------------------------------------ checks
 
 
 def _check_block_size(block_size):
-    if not isinstance(block_size, int | np.integer) or block_size not in _BLOCK_SIZES:
+    integer = isinstance(block_size, int | np.integer) and not isinstance(block_size, bool)
+    if not integer or block_size not in _BLOCK_SIZES:
         raise ValueError(f"`block_size` must be one of {_BLOCK_SIZES}; got {block_size!r}.")
 
 
+def _check_shape(shape, b):
+    try:
+        sides = tuple(shape)
+    except TypeError:
+        sides = ()
+    integers = all(isinstance(side, int | np.integer) and not isinstance(side, bool) for side in sides)
+    if len(sides) != 2 or not integers or any(side < 0 or side % b for side in sides):
+        raise ValueError(f"`shape` must be (k, n) of `w`, two multiples of `block_size`, {b}; got {shape!r}.")
+    return int(sides[0]), int(sides[1])
+
+
 def _check_places(name, value):
-    value = value if isinstance(value, jax.core.Tracer) else np.asarray(value)
-    if value.ndim != 1 or len(value) > _MAX_BLOCKS:
+    """One list of places as int32, on the host if it is concrete; numbers that int32 cannot hold become padding."""
+    traced = isinstance(value, jax.core.Tracer)
+    xp, value = (jnp, value) if traced else (np, np.asarray(value))
+    if value.ndim != 1 or value.shape[0] > _MAX_BLOCKS:
         raise ValueError(f"`{name}` must have 1 dimension, one number a block; got shape {value.shape}.")
-    if not len(value):
+    if not value.shape[0]:
         return value.astype(np.int32)  # an empty list is of floats
-    if not np.issubdtype(value.dtype, np.integer):
+    if not jnp.issubdtype(value.dtype, jnp.integer):
         raise TypeError(f"`{name}` must be integers; got {value.dtype}.")
-    return value
+    limits = jnp.iinfo(value.dtype)  # a cast alone would wrap around, perhaps into the matrix
+    return xp.clip(value, max(limits.min, -1), min(limits.max, _MAX_BLOCKS)).astype(np.int32)
+
+
+def _check_unique(rows, cols):
+    order = np.lexsort((cols, rows))
+    r, c = rows[order], cols[order]
+    again = np.flatnonzero((r[1:] == r[:-1]) & (c[1:] == c[:-1]) & (r[1:] >= 0))
+    if len(again):
+        first, second = order[again[0]], order[again[0] + 1]
+        raise ValueError(
+            f"`rows` and `cols` must name each place once; got [{rows[first]}, {cols[first]}] as blocks {first} and "
+            f"{second}. Add the two blocks up, or make the second padding: -1."
+        )
 
 
 def _check_mask(mask):
     if isinstance(mask, jax.core.Tracer):
         raise TypeError("`mask` must be concrete, since it decides the number of blocks; got a traced array.")
-    mask = np.asarray(mask)
+    if isinstance(mask, Layout):
+        raise TypeError(
+            "`mask` must be an array of block places; got a bsjax.Layout. It is a layout already; of another block "
+            "size it is made by Layout.from_mask(layout.to_mask(), block_size)."
+        )
+    if hasattr(mask, "adj") and hasattr(mask, "nodes"):
+        raise TypeError(
+            f"`mask` must be an array of block places; got a networkx {type(mask).__name__}. Give its adjacency "
+            "matrix, the nodes in an order of your choice: networkx.to_numpy_array(graph, nodelist=...) != 0."
+        )
+    if scipy.sparse.issparse(mask):
+        mask = mask.toarray()  # pyright: ignore[reportAttributeAccessIssue]
+    mask, kind = np.asarray(mask), type(mask).__name__
     if mask.ndim != 2:
-        raise ValueError(f"`mask` must have 2 dimensions, block rows and block columns; got shape {mask.shape}.")
+        raise ValueError(
+            f"`mask` must have 2 dimensions, block rows and block columns; got shape {mask.shape}, a {kind}."
+        )
     if mask.dtype != bool:
         wrong = np.argwhere((mask != 0) & (mask != 1))
         if len(wrong):
@@ -329,70 +468,3 @@ def _check_mask(mask):
     if count > _MAX_BLOCKS:
         raise ValueError(f"`mask` must have at most {_MAX_BLOCKS} blocks, so that int32 counts them; got {count}.")
     return mask
-
-
-def _starts(lines, num_lines):
-    """Where the entries of each line begin and end, for entries sorted by line: `[num_lines + 1]`."""
-    return np.concatenate([[0], np.cumsum(np.bincount(lines, minlength=num_lines))])
-
-
-def _read(path):
-    """Reads all fields of a layout's file."""
-    contents = pathlib.Path(path).read_bytes()  # an error of the disk is none of the file's form
-    try:
-        archive = np.load(io.BytesIO(contents), allow_pickle=False)
-        if not isinstance(archive, np.lib.npyio.NpzFile):
-            raise ValueError("it holds a single array")
-        fields = {name: archive[name] for name in archive.files}
-    # What NumPy and zipfile raise on other files and on damaged ones.
-    except (ValueError, EOFError, KeyError, RuntimeError, zipfile.BadZipFile, zlib.error, MemoryError) as error:
-        raise ValueError(f"`path` must be a file that Layout.save wrote; {path} is another or damaged.") from error
-    missing = {"format", "shape", "block_size", *_LEAVES} - fields.keys()
-    if missing:
-        raise ValueError(f"`path` must be a file that Layout.save wrote; {path} lacks {sorted(missing)}.")
-    return fields
-
-
-def _find_fault(leaves, shape, b):
-    """Says what in these arrays makes no layout, or None. Its memory is of their size, whatever the shape claims."""
-    if type(b) is not int or b not in _BLOCK_SIZES:
-        return f"block_size is {b}, none of {_BLOCK_SIZES}"
-    if np.shape(shape) != (2,) or any(type(side) is not int or side < 0 or side % b for side in shape):
-        return f"shape is {shape}, not two multiples of the block size {b}"
-    for name, leaf in leaves.items():
-        if leaf.dtype != np.int32 or leaf.ndim != 1:
-            return f"{name} is {leaf.dtype} of shape {leaf.shape}, not int32 with one dimension"
-    (num_rows, num_cols), num_blocks = (shape[0] // b, shape[1] // b), len(leaves["indices"])
-    for name, num_lines in (("indptr", num_rows), ("indptr_t", num_cols)):
-        starts = leaves[name]
-        if len(starts) != num_lines + 1 or starts[0] != 0 or starts[-1] > num_blocks or (np.diff(starts) < 0).any():
-            return f"{name} does not rise from 0 to at most {num_blocks} in {num_lines} steps"
-    limits = {"indices": num_cols, "rows": num_rows, "indices_t": num_rows, "perm_t": num_blocks}
-    for name, limit in limits.items():
-        if len(leaves[name]) != num_blocks or (leaves[name] >= limit).any():
-            return f"{name} does not hold {num_blocks} numbers below {limit}"
-    return _find_disagreement(*leaves.values())
-
-
-def _find_disagreement(indptr, indices, rows, indptr_t, indices_t, perm_t):
-    """Says which of the three lists of the same blocks is out of order or differs from another, or None."""
-    ids = np.arange(len(indices))
-    by_row = _walk(indptr, indices, ids)
-    by_col = _walk(indptr_t, indices_t, perm_t)
-    for name, (line, across, _) in (("indices", by_row), ("indices_t", by_col)):
-        if (np.diff(line * (across.max(initial=0) + 1) + across) <= 0).any():
-            return f"{name} does not rise within each line"
-    stored = (rows >= 0) & (indices >= 0)
-    if not np.array_equal(by_row, np.stack([rows, indices, ids])[:, stored]):
-        return "rows is not what indptr says"
-    line, across, block = by_col
-    if not np.array_equal(by_row, np.stack([across, line, block])[:, np.argsort(block, kind="stable")]):
-        return "the lists of the transpose hold other blocks than indices"
-    return None
-
-
-def _walk(indptr, across, blocks):
-    """Lists (line, position across, block) of every entry, line after line, padding left out: int64 `[3, entries]`."""
-    lines = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
-    entries = np.stack([lines, across[: len(lines)], blocks[: len(lines)]])
-    return entries[:, (entries >= 0).all(0)]

@@ -118,7 +118,7 @@ ffi::Error CheckSpmm(const ffi::AnyBuffer& x, const ffi::AnyBuffer& blocks, cons
   args->blocks = blocks.untyped_data();
   args->indptr = static_cast<const int32_t*>(indptr.untyped_data());
   args->indices = static_cast<const int32_t*>(indices.untyped_data());
-  args->block_ids = transpose ? nullptr : static_cast<const int32_t*>(block_ids.untyped_data());
+  args->block_ids = static_cast<const int32_t*>(block_ids.untyped_data());
   if (SpmmSchedule::Serves(b) && static_cast<int64_t>(schedule.element_count()) == SpmmSchedule(k, n, b, wd[1]).size) {
     args->schedule = static_cast<const int32_t*>(schedule.untyped_data());
   }

@@ -63,7 +63,7 @@ def test_sddmm_configs(config):
         x = integers(0, (1, m, layout.shape[0]), dtype)
         dy = integers(1, (1, m, layout.shape[1]), dtype)
         attrs = {"block_size": b, "tf32": tf32, "config": config}
-        operands = x, dy, layout.rows, layout.indices, layout.wgrad_schedule
+        operands = x, dy, layout.rows, layout.cols, layout.wgrad_schedule
         dw = run_or_refused(lambda: _matmul._sddmm_call(*operands, **attrs))  # noqa: B023
         if dw is not None:
             served += 1

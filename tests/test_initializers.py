@@ -35,11 +35,8 @@ def make(init, layout, dtype=jnp.float32, seed=0):
 
 def padded(layout):
     """The layout with one more entry, of no block."""
-    more = {name: jnp.append(getattr(layout, name), -1) for name in ("indices", "rows", "indices_t", "perm_t")}
-    return bsjax.Layout(
-        layout.indptr, more["indices"], more["rows"], layout.indptr_t, more["indices_t"], more["perm_t"],
-        shape=layout.shape, block_size=layout.block_size,
-    )  # fmt: skip
+    places = (np.append(np.asarray(places), -1) for places in (layout.rows, layout.cols))
+    return bsjax.Layout.from_indices(*places, layout.shape, layout.block_size)
 
 
 @by_dtype
@@ -47,7 +44,7 @@ def padded(layout):
 def test_scaled_normal_has_the_variance_of_each_column(layout, dtype, scale):
     blocks = np.asarray(make(initializers.scaled_normal(layout, scale), layout, dtype), np.float64)
     for col, length in enumerate(MASK.sum(0)):
-        column = blocks[np.asarray(layout.indices) == col]
+        column = blocks[np.asarray(layout.cols) == col]
         if (
             length
         ):  # the variance of s samples is off by sqrt(2 / s) of itself, the mean by 1 / sqrt(s): four times that

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import bsjax
-from bsjax import _ffi
+from bsjax import _ffi, _layout, _schedule
 from bsjax.ops import _matmul, _reference
 from bsjax.testing import CASES, assert_as_accurate, integers, oracle
 
@@ -76,7 +76,7 @@ def test_sddmm_is_as_accurate_as_dense(case, dtype):
     x, dy = normal(0, case.m, k, dtype=dtype), normal(1, case.m, n, dtype=dtype)
     plain = jnp.matmul(x.T, dy, precision="highest", preferred_element_type=jnp.float32).astype(dtype)
     b = layout.block_size
-    plain = plain.reshape(k // b, b, n // b, b).transpose(0, 2, 1, 3)[layout.rows, layout.indices]
+    plain = plain.reshape(k // b, b, n // b, b).transpose(0, 2, 1, 3)[layout.rows, layout.cols]
     assert_as_accurate(bsjax.sddmm(x, dy, layout), plain, oracle.sddmm(x, dy, layout))
 
 
@@ -98,7 +98,7 @@ def test_reference_is_exact(case, dtype, tf32):
     lists = layout.lists(transpose=True)
     dx = _reference.spmm(dy, blocks, *lists, transpose=True, tf32=tf32)
     same(dx, rounded(oracle.spmm(dy, blocks[0], layout, transpose=True), dtype))
-    lists = layout.rows, layout.indices, layout.wgrad_schedule
+    lists = layout.rows, layout.cols, layout.wgrad_schedule
     dw = _reference.sddmm(x, dy, *lists, block_size=case.block_size, tf32=tf32)
     same(dw[0], rounded(oracle.sddmm(x, dy, layout), dtype))
 
@@ -315,7 +315,7 @@ def test_order_of_blocks_is_the_layouts():
     layout = bsjax.Layout.from_mask(mask, 8)
     flipped = bsjax.Layout.from_mask(mask[:, ::-1], 8)
     x, w = integers(0, (5, 16)), integers(1, block_shape(layout))
-    order = np.lexsort((-np.asarray(layout.indices), np.asarray(layout.rows)))
+    order = np.lexsort((-np.asarray(layout.cols), np.asarray(layout.rows)))
     y = bsjax.spmm(x, w, layout).reshape(5, 3, 8)[:, ::-1].reshape(5, 24)
     same(bsjax.spmm(x, w[order], flipped), y)
 
@@ -372,11 +372,11 @@ def test_padding_and_foreign_indices_contribute_nothing():
     for foreign in (-1, 2, 2**30, -(2**31)):
         # The stored block 1, at row 0 and column 1, is marked as padding in every list.
         position = int(np.flatnonzero(np.asarray(layout.perm_t) == 1)[0])
-        names = ("indptr", "indices", "rows", "indptr_t", "indices_t", "perm_t")
-        changed = {name: getattr(layout, name) for name in names}
-        changed["indices"] = changed["indices"].at[1].set(foreign)
-        changed["indices_t"] = changed["indices_t"].at[position].set(foreign)
-        padded = bsjax.Layout(**changed, shape=layout.shape, block_size=8)
+        none = jnp.asarray(_schedule.none())  # the kernels that need no schedule read these lists
+        changed = {"fprop_schedule": none, "dgrad_schedule": none, "wgrad_schedule": none}
+        changed |= {"cols": layout.cols.at[1].set(foreign), "indices": layout.indices.at[1].set(foreign)}
+        changed["indices_t"] = layout.indices_t.at[position].set(foreign)
+        padded = _layout.of_leaves(_layout.to_leaves(layout) | changed, layout.shape, 8)
         clean = bsjax.Layout.from_mask([[1, 0], [1, 1]], 8)
         kept = blocks[jnp.array([0, 2, 3])]
         same(bsjax.spmm(x, blocks, padded), oracle.spmm(x, kept, clean))
@@ -465,13 +465,13 @@ def test_handler_refuses_rather_than_crashes(operands, attrs):
 
 def test_sddmm_handler_refuses_rather_than_crashes():
     shape = jax.ShapeDtypeStruct((1, 4, 8, 8), jnp.float32)
-    good = (X[None], DY[None], LAYOUT.rows, LAYOUT.indices, LAYOUT.wgrad_schedule)
+    good = (X[None], DY[None], LAYOUT.rows, LAYOUT.cols, LAYOUT.wgrad_schedule)
     assert native_call("bsjax_sddmm", shape, *good, **SDDMM).shape == (1, 4, 8, 8)
     for operands in [
         (X[None], DY[None, :4], *good[2:]),
         (X[None].astype(jnp.bfloat16), *good[1:]),
         (X[None], DY[None, :, :20], *good[2:]),
-        (*good[:3], LAYOUT.indices[:2], good[4]),
+        (*good[:3], LAYOUT.cols[:2], good[4]),
         (*good[:2], LAYOUT.rows.astype(jnp.uint32), *good[3:]),
         (*good[:4], good[4].astype(jnp.float32)),
         good[:4],

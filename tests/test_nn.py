@@ -113,7 +113,7 @@ def test_gradients_are_those_of_the_dense_layer():
         return jnp.mean((jnp.matmul(x, w, precision="highest") + bias[None] - y) ** 2)
 
     value, (dw, dbias) = jax.value_and_grad(dense_loss, (0, 1))(w, layer.bias[...])
-    blocks = dw.reshape(3, B, 3, B).transpose(0, 2, 1, 3)[layer.layout.rows, layer.layout.indices]
+    blocks = dw.reshape(3, B, 3, B).transpose(0, 2, 1, 3)[layer.layout.rows, layer.layout.cols]
     for transform in (lambda f: f, nnx.jit, lambda f: nnx.jit(nnx.remat(f))):
         loss, grads = nnx.value_and_grad(transform(mean_square))(layer, x, y)
         close(loss, value)

@@ -32,7 +32,7 @@ def dense(blocks, layout):
     """Scatters blocks into w, differentiably: the answer of every test here comes from jnp alone."""
     k, n = layout.shape
     b = layout.block_size
-    w = jnp.zeros((k // b, n // b, b, b), blocks.dtype).at[layout.rows, layout.indices].set(blocks)
+    w = jnp.zeros((k // b, n // b, b, b), blocks.dtype).at[layout.rows, layout.cols].set(blocks)
     return w.transpose(0, 2, 1, 3).reshape(k, n)
 
 
@@ -89,7 +89,7 @@ def test_sddmm_gradients(layout):
 
     def plain(x, dy):
         w = jnp.matmul(x.reshape(-1, 24).T, dy.reshape(-1, 32), precision="highest")
-        return w.reshape(3, B, 4, B).transpose(0, 2, 1, 3)[layout.rows, layout.indices]
+        return w.reshape(3, B, 4, B).transpose(0, 2, 1, 3)[layout.rows, layout.cols]
 
     ours = lambda x, dy: bsjax.sddmm(x, dy, layout)  # noqa: E731
     close(ours(x, dy), plain(x, dy))

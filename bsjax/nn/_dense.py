@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 from flax.nnx.nn import dtypes
 
-from bsjax._layout import Layout
+from bsjax._layout import Layout, of_leaves, to_leaves
 from bsjax.nn import initializers
 from bsjax.ops import spmm
 
@@ -15,7 +15,7 @@ _DTYPES = (jnp.float32, jnp.float16, jnp.bfloat16)
 
 
 class Pattern(nnx.Variable):
-    """The nnx variable that holds a layer's `Layout`: state that travels with the module, and is never trained.
+    """The nnx variables that hold the arrays of a layer's `Layout`: state that travels with the module, never trained.
 
     A type of its own, so that `nnx.Param` selects the weights alone: gradients and optimisers do not see the indices.
 
@@ -33,8 +33,11 @@ class BlockSparseLinear(nnx.Module):
     """A linear layer with a block-sparse weight: `y = x @ w + bias`, of which the stored blocks alone take part.
 
     The blocks are `kernel`, an ordinary `nnx.Param`: `nnx.grad`, optax and checkpoints see an array like any other.
-    The layout is a `Pattern`: it travels with the module through `split`, `jit`, `vmap` and `scan` as arrays, so a
-    module with another pattern of as many blocks does not recompile, and stacked layers may each have their own.
+    The layout is in variables of type `Pattern`, copies of the arrays that were given: they travel with the module
+    through `split`, `jit`, `vmap` and `scan`, so a module with another pattern of as many blocks does not recompile,
+    and stacked layers may each have their own. Members of an ensemble that share one pattern are one product only if
+    that is said: `nnx.vmap(..., in_axes=nnx.StateAxes({bsjax.nn.Pattern: None, ...: 0}))`; with patterns of their own
+    they run one after the other.
 
     A checkpoint of `nnx.state(layer, nnx.Param)` holds the weights without their places. Restored into a module with
     another pattern of as many blocks it would give another `w`, and nothing would tell; so save `nnx.state(layer)`,
@@ -43,7 +46,8 @@ class BlockSparseLinear(nnx.Module):
     Attributes:
       kernel: `nnx.Param`, `[num_blocks, b, b]`, in the order of `layout`.
       bias: `nnx.Param`, `[n]`, or None.
-      pattern: `Pattern`, which holds the layout.
+      pattern: `nnx.Dict` of `Pattern`, the arrays of the layout by their names.
+      shape, block_size: those of the layout.
 
     Example:
       >>> import bsjax, jax.numpy as jnp
@@ -94,7 +98,10 @@ class BlockSparseLinear(nnx.Module):
         self.bias: Any = nnx.data(None)
         if use_bias:
             self.bias = nnx.Param(bias_init(rngs.params(), (layout.shape[1],), param_dtype))
-        self.pattern = Pattern(layout)
+        # Copies: the caller's layout lives on when this state is donated, and two layers of one layout share no buffer.
+        self.pattern = nnx.Dict({name: Pattern(jnp.copy(leaf)) for name, leaf in to_leaves(layout).items()})
+        self.shape = layout.shape
+        self.block_size = layout.block_size
         self.dtype = dtype
         self.param_dtype = param_dtype
         self.precision = precision
@@ -102,7 +109,8 @@ class BlockSparseLinear(nnx.Module):
     @property
     def layout(self):
         """Where the blocks of `w` are: the `bsjax.Layout` in `pattern`."""
-        return self.pattern.get_value()
+        leaves = {name: leaf.get_value() for name, leaf in self.pattern.items()}
+        return of_leaves(leaves, self.shape, self.block_size)
 
     def __call__(self, x):
         """Computes `x @ w + bias`.
@@ -128,17 +136,14 @@ def check(layout, dtype):
             "`layout` must be a bsjax.Layout, as Layout.from_mask(mask, block_size) makes it; "
             f"got {type(layout).__name__}."
         )
-    if getattr(layout.indices, "ndim", 1) != 1:  # a placeholder has none
-        raise ValueError(
-            f"`layout` must be one layout; got a stack of shape {layout.indices.shape[:-1]}. "
-            "Make stacked layers by vmap over layouts and keys."
-        )
+    layout.check()
     if dtype is not None and jnp.dtype(dtype) not in _DTYPES:
         raise TypeError(f"`dtype` must be float32, float16, bfloat16 or None; got {jnp.dtype(dtype).name}.")
 
 
 def apply(x, kernel, bias, layout, dtype, precision):
     """The layer as a function of arrays; shared with Linen."""
+    layout.check()  # before dtypes are promoted: who cast the whole state should hear of the pattern
     expected = (layout.num_blocks, layout.block_size, layout.block_size)
     if kernel.shape != expected:
         raise ValueError(

@@ -42,8 +42,7 @@ def scaled_normal(layout, scale=1.0):
     def init(key, shape, dtype=jnp.float32):
         _check_shape(shape, layout)
         num_cols = layout.block_shape[1]
-        stored = (layout.rows >= 0) & (layout.indices >= 0)
-        cols = jnp.where(stored, layout.indices, num_cols)  # padding counts for a column of its own
+        cols = jnp.where(layout.rows >= 0, layout.cols, num_cols)  # padding counts for a column of its own
         fan_in = layout.block_size * jnp.zeros(num_cols + 1, jnp.int32).at[cols].add(1)
         std = jnp.sqrt(scale / fan_in[cols].astype(jnp.float32)).astype(dtype)
         return jax.random.normal(key, shape, dtype) * std[:, None, None]
@@ -140,7 +139,7 @@ def identity(layout):
     def init(key, shape, dtype=jnp.float32):
         del key
         _check_shape(shape, layout)
-        diagonal = (layout.rows == layout.indices) & (layout.rows >= 0)
+        diagonal = (layout.rows == layout.cols) & (layout.rows >= 0)
         return diagonal.astype(dtype)[:, None, None] * jnp.eye(layout.block_size, dtype=dtype)[None]
 
     return init
@@ -154,8 +153,8 @@ def _groups(layout):
     compile: rows of zeros change nothing in a QR decomposition.
     """
     mask = layout.to_mask()  # TypeError for a traced layout
-    rows, cols = np.asarray(layout.rows), np.asarray(layout.indices)
-    stored = np.flatnonzero((rows >= 0) & (cols >= 0))
+    rows, cols = np.asarray(layout.rows), np.asarray(layout.cols)
+    stored = np.flatnonzero(rows >= 0)
     ids = np.full(mask.shape, layout.num_blocks)
     ids[rows[stored], cols[stored]] = stored
     groups, sizes = {}, {}

@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 
 from bsjax import _ffi
 from bsjax._layout import Layout
@@ -12,6 +13,8 @@ from bsjax.ops import _reference
 
 _DTYPES = (jnp.float32, jnp.float16, jnp.bfloat16)
 _CHOOSE = -1  # the handler picks its kernel
+_PRODUCT = "bsjax.product"  # what policies of jax.checkpoint know results by
+_save_named = jax.checkpoint_policies.save_only_these_names(_PRODUCT)
 
 _spmm_call = _ffi.GroupedOp(
     "bsjax_spmm",
@@ -73,7 +76,7 @@ def spmm(x, blocks, layout: Layout, *, transpose: bool = False, precision=None) 
         return _ffi.align(jnp.zeros((*x.shape[:-1], layout.shape[0 if transpose else 1]), x.dtype), x)[0]
     x, blocks, *index = _ffi.align(x, blocks, *jax.tree.leaves(layout))
     layout = jax.tree.unflatten(jax.tree.structure(layout), index)
-    return _spmm(x, blocks, layout, bool(transpose), tf32)
+    return checkpoint_name(_spmm(x, blocks, layout, bool(transpose), tf32), _PRODUCT)
 
 
 def sddmm(x, dy, layout: Layout, *, precision=None) -> jax.Array:
@@ -119,7 +122,24 @@ def sddmm(x, dy, layout: Layout, *, precision=None) -> jax.Array:
         return _ffi.align(jnp.zeros((0, layout.block_size, layout.block_size), x.dtype), x, dy)[0]
     x, dy, *index = _ffi.align(x, dy, *jax.tree.leaves(layout))
     layout = jax.tree.unflatten(jax.tree.structure(layout), index)
-    return _sddmm(x, dy, layout, tf32)
+    return checkpoint_name(_sddmm(x, dy, layout, tf32), _PRODUCT)
+
+
+def save_products(prim, *args, **params):
+    """A policy for `jax.checkpoint` that keeps the results of `spmm` and `sddmm`, and computes all else again.
+
+    JAX's own policies do not know these products: `dots_saveable` and its like compute them again, where they keep
+    dense ones; `everything_saveable` keeps them. Both kinds are kept by
+    `jax.checkpoint_policies.save_from_both_policies(jax.checkpoint_policies.dots_saveable, bsjax.save_products)`.
+
+    Example:
+      >>> import bsjax, jax, jax.numpy as jnp
+      >>> layout = bsjax.Layout.from_mask([[1, 0, 1], [0, 0, 1]], block_size=8)
+      >>> f = jax.checkpoint(lambda x, w: jnp.sin(bsjax.spmm(x, w, layout)).sum(), policy=bsjax.save_products)
+      >>> jax.grad(f)(jnp.ones((4, 16)), jnp.ones((3, 8, 8))).shape
+      (4, 16)
+    """
+    return _save_named(prim, *args, **params)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
@@ -136,7 +156,7 @@ def _spmm_bwd(transpose, tf32, residuals, dy):
     x, blocks, layout = residuals
     dx = _spmm(dy, blocks, layout, not transpose, tf32)
     dblocks = _sddmm(dy, x, layout, tf32) if transpose else _sddmm(x, dy, layout, tf32)
-    return dx, dblocks, None
+    return _ffi.place_like(dx, x), _ffi.place_like(dblocks, blocks), None
 
 
 _spmm.defvjp(_spmm_fwd, _spmm_bwd)
@@ -144,7 +164,7 @@ _spmm.defvjp(_spmm_fwd, _spmm_bwd)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def _sddmm(x, dy, layout, tf32) -> jax.Array:
-    lists = layout.rows, layout.indices, layout.wgrad_schedule
+    lists = layout.rows, layout.cols, layout.wgrad_schedule
     attrs = {"block_size": layout.block_size, "tf32": tf32, "config": _CHOOSE}
     return _sddmm_call(x[None], dy[None], *lists, **attrs)[0]
 
@@ -155,7 +175,8 @@ def _sddmm_fwd(x, dy, layout, tf32):
 
 def _sddmm_bwd(tf32, residuals, g):
     x, dy, layout = residuals
-    return _spmm(dy, g, layout, True, tf32), _spmm(x, g, layout, False, tf32), None
+    dx, ddy = _spmm(dy, g, layout, True, tf32), _spmm(x, g, layout, False, tf32)
+    return _ffi.place_like(dx, x), _ffi.place_like(ddy, dy), None
 
 
 _sddmm.defvjp(_sddmm_fwd, _sddmm_bwd)
@@ -167,6 +188,7 @@ def _check_layout(layout):
             "`layout` must be a bsjax.Layout, as Layout.from_mask(mask, block_size) makes it; "
             f"got {type(layout).__name__}."
         )
+    layout.check()
     return layout
 
 

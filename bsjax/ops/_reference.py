@@ -20,7 +20,7 @@ def spmm(x, blocks, indptr, indices, block_ids, schedule, *, transpose, tf32):
     del schedule  # an order for other hardware
     num_blocks, b = blocks.shape[1], blocks.shape[3]
     num_inputs, num_outputs = x.shape[2] // b, indptr.shape[0] - 1
-    m, groups = x.shape[1], max(x.shape[0], blocks.shape[0])
+    m, (groups,) = x.shape[1], jnp.broadcast_shapes(x.shape[:1], blocks.shape[:1])
     if num_blocks == 0 or num_outputs == 0 or num_inputs == 0:
         return jnp.zeros((groups, m, num_outputs * b), x.dtype)
     x_blocks = x.reshape(x.shape[0], m, num_inputs, b).transpose(0, 2, 1, 3)
@@ -31,7 +31,7 @@ def spmm(x, blocks, indptr, indices, block_ids, schedule, *, transpose, tf32):
         entry = starts + step
         at = jnp.clip(entry, 0, num_blocks - 1)
         index = indices[at]
-        block = at if transpose else block_ids[at]
+        block = block_ids[at]
         valid = (entry < ends) & (index >= 0) & (index < num_inputs)
         valid = (valid & (block >= 0) & (block < num_blocks))[None, :, None, None]
         # Both sides are cleared: a NaN of an unselected input would survive a product with zero.
@@ -53,7 +53,7 @@ def sddmm(x, dy, rows, cols, schedule, *, block_size, tf32):
     """Multiplies `x.T @ dy` at the stored blocks only: `[g, num_blocks, b, b]`."""
     del schedule
     b = block_size
-    groups = max(x.shape[0], dy.shape[0])
+    (groups,) = jnp.broadcast_shapes(x.shape[:1], dy.shape[:1])
     num_rows, num_cols = x.shape[2] // b, dy.shape[2] // b
     if rows.shape[0] == 0 or num_rows == 0 or num_cols == 0:
         return jnp.zeros((groups, rows.shape[0], b, b), x.dtype)

@@ -139,4 +139,4 @@ def spmm(x, blocks, layout, *, transpose=False, tf32=False, kernel):
 def sddmm(x, dy, layout, *, tf32=False, kernel):
     """`bsjax.sddmm` by the kernel of that number."""
     attrs = {"block_size": layout.block_size, "tf32": tf32, "config": kernel}
-    return _matmul._sddmm_call(x[None], dy[None], layout.rows, layout.indices, layout.wgrad_schedule, **attrs)[0]
+    return _matmul._sddmm_call(x[None], dy[None], layout.rows, layout.cols, layout.wgrad_schedule, **attrs)[0]

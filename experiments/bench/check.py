@@ -26,7 +26,7 @@ def operands(layout, m, dtype, draw):
 def _scatter(blocks, layout):
     b = layout.block_size
     w = jnp.zeros((layout.block_shape[0], b, layout.block_shape[1], b), blocks.dtype)
-    return w.at[layout.rows, :, layout.indices, :].set(blocks).reshape(layout.shape)
+    return w.at[layout.rows, :, layout.cols, :].set(blocks).reshape(layout.shape)
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))

@@ -48,11 +48,7 @@ def ell(layout, blocks, *, transpose):
       columns, int32 `[block rows, width]`, -1 where a shorter row is padded, and values `[rows, width * b]`, row-major,
       zero there.
     """
-    indptr, indices, perm = (
-        (layout.indptr_t, layout.indices_t, layout.perm_t)
-        if transpose
-        else (layout.indptr, layout.indices, np.arange(layout.num_blocks))
-    )
+    indptr, indices, perm, _ = layout.lists(not transpose)
     indptr, b = np.asarray(indptr), layout.block_size
     lengths = np.diff(indptr)
     width = int(lengths.max(initial=0))

@@ -121,7 +121,7 @@ def _at_blocks(dw, layout):
     """The `[num_blocks, b, b]` of a dense `[k, n]`."""
     b = layout.block_size
     dw = dw.reshape(layout.block_shape[0], b, layout.block_shape[1], b)
-    return dw[layout.rows, :, layout.indices, :]
+    return dw[layout.rows, :, layout.cols, :]
 
 
 class Dense:
@@ -163,7 +163,7 @@ class Reference:
 
     def wgrad(self, data):
         layout = data.layout
-        operands = data.x[None], data.dy[None], layout.rows, layout.indices, layout.wgrad_schedule
+        operands = data.x[None], data.dy[None], layout.rows, layout.cols, layout.wgrad_schedule
         options = {"block_size": layout.block_size, "tf32": data.tf32}
         return [Way(functools.partial(_plain_sddmm, *operands, **options), lambda dblocks: dblocks[0])]
 

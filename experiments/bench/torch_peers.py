@@ -114,7 +114,7 @@ class Stk:
             raise Refused("block size 128 and rows in 128s only")
         if data.blocks.dtype == jnp.float32:
             raise Refused("half types only")
-        index = [self._share(a.astype(jnp.int16)) for a in (layout.rows, layout.indices)]
+        index = [self._share(a.astype(jnp.int16)) for a in (layout.rows, layout.cols)]
         return self._stk.Matrix(layout.shape, self._share(data.blocks), *index, self._share(layout.indptr))
 
     def _way(self, run):
