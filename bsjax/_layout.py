@@ -156,9 +156,11 @@ class Layout:
         if not traced:
             return cls._from_host(leaves, shape, b)
         (k, n), ids = shape, jnp.arange(len(rows), dtype=np.int32)
+        wgrad = _schedule.traced_wgrad(leaves["rows"], leaves["indices"], shape, b)
         schedules = {
             "fprop_schedule": _schedule.traced_spmm(leaves["rows"], leaves["indices"], ids, k, n, b),
             "dgrad_schedule": _schedule.traced_spmm(leaves["indices"], leaves["rows"], ids, n, k, b),
+            "wgrad_schedule": wgrad,
         }
         return cls(**leaves, **schedules, shape=shape, block_size=b)
 
@@ -167,7 +169,9 @@ class Layout:
         """Makes the layout of these NumPy arrays, with its schedules."""
         schedules = {
             "fprop_schedule": _schedule.fprop(leaves["indptr_t"], leaves["indices_t"], leaves["perm_t"], shape, b),
-            "dgrad_schedule": _schedule.dgrad(leaves["indptr"], leaves["indices"], shape, b),
+            "dgrad_schedule": _schedule.dgrad(
+                leaves["indptr"], leaves["indices"], np.arange(len(leaves["rows"]), dtype=np.int32), shape, b
+            ),
             "wgrad_schedule": _schedule.wgrad(leaves["rows"], leaves["indices"], shape, b),
         }
         with jax.ensure_compile_time_eval():
@@ -181,7 +185,8 @@ class Layout:
           indptr, indices, block ids and schedule; with `transpose` entry e is block e, and the ids are not read.
         """
         if transpose:
-            return self.indptr, self.indices, self.indices, self.dgrad_schedule
+            ids = jnp.arange(self.num_blocks, dtype=jnp.int32)
+            return self.indptr, self.indices, ids, self.dgrad_schedule
         return self.indptr_t, self.indices_t, self.perm_t, self.fprop_schedule
 
     def to_mask(self):
