@@ -72,7 +72,7 @@ struct SpmmSchedule {
 
 // Writes the schedule of y[m, n] = x[m, k] @ op(w) to `schedule`, SpmmSchedule(...).size words behind the header. The
 // lists are those of SpmmArgs; entries that contribute nothing (padding, indices out of range) are left out. False, and
-// `schedule` is not to be used, where lists that repeat themselves do not fit its form.
+// `schedule` is not to be used, where the lists name a place more often than its form can count.
 bool ScheduleSpmm(const int32_t* indptr, const int32_t* indices, const int32_t* block_ids, int64_t k, int64_t n,
                   int64_t block_size, int64_t num_blocks, int32_t* schedule);
 
