@@ -1,12 +1,19 @@
 #include "check.h"
 
 #include "sddmm_schedule.h"
+#include "seal.h"
 #include "spmm_schedule.h"
 
 namespace bsjax {
 namespace {
 
 using Dims = ffi::Span<const int64_t>;
+
+#define BSJAX_RETURN_IF_ERROR(expr)      \
+  do {                                   \
+    ffi::Error error_ = (expr);          \
+    if (error_.failure()) return error_; \
+  } while (false)
 
 std::string Show(Dims dims) {
   std::string text = "(";
@@ -47,6 +54,17 @@ ffi::Error CheckIndices(const char* op, const char* name, const ffi::AnyBuffer& 
   return ffi::Error::Success();
 }
 
+// Whether a schedule has a body of `size` words behind its header, none, or a size that no schedule has.
+ffi::Error CheckSchedule(const char* op, const ffi::AnyBuffer& schedule, int64_t size, bool* has_body) {
+  BSJAX_RETURN_IF_ERROR(CheckIndices(op, "schedule", schedule));
+  const int64_t words = static_cast<int64_t>(schedule.element_count());
+  *has_body = size > 0 && words == kScheduleHeaderWords + size;
+  if (*has_body || words == kScheduleHeaderWords) return ffi::Error::Success();
+  return Refuse(op, "schedule must have " + std::to_string(kScheduleHeaderWords) + " words (none) or the " +
+                        std::to_string(kScheduleHeaderWords + size) + " of a layout of these sizes; got " +
+                        std::to_string(words));
+}
+
 int64_t Product(Dims dims, size_t begin, size_t end) {
   int64_t product = 1;
   for (size_t i = begin; i < end; ++i) product *= dims[i];
@@ -70,12 +88,6 @@ bool JoinGroups(int64_t ours, int64_t* groups) {
   return true;
 }
 
-#define BSJAX_RETURN_IF_ERROR(expr)      \
-  do {                                   \
-    ffi::Error error_ = (expr);          \
-    if (error_.failure()) return error_; \
-  } while (false)
-
 }  // namespace
 
 ffi::Error CheckSpmm(const ffi::AnyBuffer& x, const ffi::AnyBuffer& blocks, const ffi::AnyBuffer& indptr,
@@ -89,7 +101,6 @@ ffi::Error CheckSpmm(const ffi::AnyBuffer& x, const ffi::AnyBuffer& blocks, cons
   BSJAX_RETURN_IF_ERROR(CheckIndices(op, "indptr", indptr));
   BSJAX_RETURN_IF_ERROR(CheckIndices(op, "indices", indices));
   BSJAX_RETURN_IF_ERROR(CheckIndices(op, "block_ids", block_ids));
-  BSJAX_RETURN_IF_ERROR(CheckIndices(op, "schedule", schedule));
   const Dims xd = x.dimensions(), wd = blocks.dimensions(), yd = y.dimensions();
   if (xd.size() < 2 || wd.size() != 4 || yd.size() < 2) {
     return Refuse(op, "x and y must be [g, ..., features] and blocks must have 4 dimensions; got " + Show(xd) + ", " +
@@ -119,9 +130,11 @@ ffi::Error CheckSpmm(const ffi::AnyBuffer& x, const ffi::AnyBuffer& blocks, cons
   args->indptr = static_cast<const int32_t*>(indptr.untyped_data());
   args->indices = static_cast<const int32_t*>(indices.untyped_data());
   args->block_ids = static_cast<const int32_t*>(block_ids.untyped_data());
-  if (SpmmSchedule::Serves(b) && static_cast<int64_t>(schedule.element_count()) == SpmmSchedule(k, n, b, wd[1]).size) {
-    args->schedule = static_cast<const int32_t*>(schedule.untyped_data());
-  }
+  bool has_schedule = false;
+  const int64_t schedule_size = SpmmSchedule::Serves(b) ? SpmmSchedule(k, n, b, wd[1]).size : 0;
+  BSJAX_RETURN_IF_ERROR(CheckSchedule(op, schedule, schedule_size, &has_schedule));
+  args->seal = static_cast<const int32_t*>(schedule.untyped_data());
+  args->schedule = has_schedule ? args->seal + kScheduleHeaderWords : nullptr;
   args->y = y.untyped_data();
   args->num_groups = groups;
   args->m = m;
@@ -146,7 +159,6 @@ ffi::Error CheckSddmm(const ffi::AnyBuffer& x, const ffi::AnyBuffer& dy, const f
   }
   BSJAX_RETURN_IF_ERROR(CheckIndices(op, "rows", rows));
   BSJAX_RETURN_IF_ERROR(CheckIndices(op, "cols", cols));
-  BSJAX_RETURN_IF_ERROR(CheckIndices(op, "schedule", schedule));
   const Dims xd = x.dimensions(), yd = dy.dimensions(), wd = dblocks.dimensions();
   if (xd.size() < 2 || yd.size() < 2 || wd.size() != 4) {
     return Refuse(op, "x and dy must be [g, ..., features] and dblocks must have 4 dimensions; got " + Show(xd) + ", " +
@@ -172,11 +184,12 @@ ffi::Error CheckSddmm(const ffi::AnyBuffer& x, const ffi::AnyBuffer& dy, const f
   args->dy = dy.untyped_data();
   args->rows = static_cast<const int32_t*>(rows.untyped_data());
   args->cols = static_cast<const int32_t*>(cols.untyped_data());
-  const int64_t bin_words = SddmmBin{static_cast<int>(b)}.Words();
-  if (schedule.element_count() > 0 && static_cast<int64_t>(schedule.element_count()) % bin_words == 0) {
-    args->bins = static_cast<const int32_t*>(schedule.untyped_data());
-    args->num_bins = static_cast<int64_t>(schedule.element_count()) / bin_words;
-  }
+  bool has_schedule = false;
+  const int64_t max_bins = SddmmMaxBins(k, n, static_cast<int>(b), wd[1]);
+  BSJAX_RETURN_IF_ERROR(CheckSchedule(op, schedule, max_bins * SddmmBin{static_cast<int>(b)}.Words(), &has_schedule));
+  args->seal = static_cast<const int32_t*>(schedule.untyped_data());
+  args->bins = has_schedule ? args->seal + kScheduleHeaderWords : nullptr;
+  args->max_bins = has_schedule ? max_bins : 0;
   args->dblocks = dblocks.untyped_data();
   args->num_groups = groups;
   args->m = m;
@@ -188,6 +201,14 @@ ffi::Error CheckSddmm(const ffi::AnyBuffer& x, const ffi::AnyBuffer& dy, const f
   args->block_size = static_cast<int32_t>(b);
   args->tf32 = tf32;
   return ffi::Error::Success();
+}
+
+ffi::Error CheckSeal(const char* op, const int32_t* seal) {
+  if (*seal == kSeal) return ffi::Error::Success();
+  return Refuse(
+      op,
+      "the layout's arrays were changed (its seal is broken), by arithmetic on a whole training state perhaps: "
+      "map over nnx.Param only, or leave integer leaves alone");
 }
 
 }  // namespace bsjax

@@ -15,18 +15,19 @@ namespace bsjax {
 
 namespace ffi = xla::ffi;
 
-// Fills `args` from the operands of one bsjax_spmm call, or says what is wrong with them. With `transpose` the lists
-// are those of w's rows, where entry e is block e, and the contents of `block_ids` are not read. A schedule of another
-// size than these lists' means that there is none.
+// Fills `args` from the operands of one bsjax_spmm call, or says what is wrong with them. A schedule is of the size
+// that follows from the others', or a header alone, which says that there is none.
 ffi::Error CheckSpmm(const ffi::AnyBuffer& x, const ffi::AnyBuffer& blocks, const ffi::AnyBuffer& indptr,
                      const ffi::AnyBuffer& indices, const ffi::AnyBuffer& block_ids, const ffi::AnyBuffer& schedule,
                      ffi::AnyBuffer& y, bool transpose, bool tf32, SpmmArgs* args);
 
-// Fills `args` from the operands of one bsjax_sddmm call, or says what is wrong with them. A schedule that is no whole
-// number of bins means that there is none.
+// The same for one bsjax_sddmm call.
 ffi::Error CheckSddmm(const ffi::AnyBuffer& x, const ffi::AnyBuffer& dy, const ffi::AnyBuffer& rows,
                       const ffi::AnyBuffer& cols, const ffi::AnyBuffer& schedule, ffi::AnyBuffer& dblocks, bool tf32,
                       SddmmArgs* args);
+
+// Refuses a broken seal (seal.h), for handlers whose schedule lies in host memory; CUDA kernels see to it themselves.
+ffi::Error CheckSeal(const char* op, const int32_t* seal);
 
 }  // namespace bsjax
 

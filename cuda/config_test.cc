@@ -102,12 +102,12 @@ void HopperServesSmallBlocksBySchedule() {
   args.num_blocks = 1638;
   EXPECT(ChooseSddmmConfig(args, 90) == 0, "without a schedule");
   args.bins = kSchedule;
-  args.num_bins = 66;
+  args.max_bins = SddmmMaxBins(args.k, args.n, args.block_size, args.num_blocks);
   EXPECT(kSddmmConfigs[ChooseSddmmConfig(args, 90)].split == 2, "66 bins");
   EXPECT(ChooseSddmmConfig(args, 89) == 0 && ChooseSddmmConfig(args, 120) == 0, "other cards");
-  args.num_bins = 30;
+  args.num_blocks = 290;
   EXPECT(kSddmmConfigs[ChooseSddmmConfig(args, 90)].split == 4, "30 bins");
-  args.num_bins = 1320;
+  args.num_blocks = 32768;
   EXPECT(kSddmmConfigs[ChooseSddmmConfig(args, 90)].split == 1, "many bins");
 }
 

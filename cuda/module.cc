@@ -3,7 +3,6 @@
 #include <pybind11/stl.h>
 
 #include <cstdint>
-#include <optional>
 #include <vector>
 
 #if BSJAX_WITH_CUDA
@@ -11,6 +10,7 @@
 #include "spmm_config.h"
 #endif
 #include "sddmm_schedule.h"
+#include "seal.h"
 #include "spmm_schedule.h"
 #include "xla/ffi/api/c_api.h"
 
@@ -73,22 +73,24 @@ void CheckSizes(int64_t block_size, int64_t k, int64_t n) {
   }
 }
 
-// The schedule of x[m, k] @ op(w) = y[m, n], as the bytes of int32 words; none where there is no schedule. Without
-// block_ids entry e is block e.
+// The schedule of x[m, k] @ op(w) = y[m, n], as the bytes of int32 words: a header alone where there is none.
 py::bytes MakeSpmmSchedule(const py::buffer& indptr_buffer, const py::buffer& indices_buffer,
-                           const std::optional<py::buffer>& ids_buffer, int64_t k, int64_t n, int64_t block_size) {
+                           const py::buffer& ids_buffer, int64_t k, int64_t n, int64_t block_size) {
   CheckSizes(block_size, k, n);
-  const Indices indptr(indptr_buffer), indices(indices_buffer);
-  std::optional<Indices> ids;
-  if (ids_buffer) ids.emplace(*ids_buffer);
-  if (indptr.size != n / block_size + 1 || (ids && ids->size != indices.size)) {
+  const Indices indptr(indptr_buffer), indices(indices_buffer), ids(ids_buffer);
+  if (indptr.size != n / block_size + 1 || ids.size != indices.size) {
     throw py::value_error("indptr must have one entry more than n / block_size, and block_ids those of indices");
   }
-  if (!bsjax::SpmmSchedule::Serves(block_size)) return py::bytes();
-  std::vector<int32_t> schedule(bsjax::SpmmSchedule(k, n, block_size, indices.size).size);
-  const bool made = bsjax::ScheduleSpmm(indptr.data, indices.data, ids ? ids->data : nullptr, k, n, block_size,
-                                        indices.size, schedule.data());
-  return made ? ToBytes(schedule) : py::bytes();
+  std::vector<int32_t> schedule(bsjax::kScheduleHeaderWords);
+  bsjax::WriteScheduleHeader(schedule.data());
+  if (bsjax::SpmmSchedule::Serves(block_size)) {
+    schedule.resize(schedule.size() + bsjax::SpmmSchedule(k, n, block_size, indices.size).size);
+    if (!bsjax::ScheduleSpmm(indptr.data, indices.data, ids.data, k, n, block_size, indices.size,
+                             schedule.data() + bsjax::kScheduleHeaderWords)) {
+      throw py::value_error("lists must name no place twice");
+    }
+  }
+  return ToBytes(schedule);
 }
 
 // The form of that schedule, for who makes it elsewhere: its numbers as spmm_schedule.h names them, and where its
@@ -109,15 +111,16 @@ py::dict SpmmScheduleForm(int64_t k, int64_t n, int64_t block_size, int64_t num_
   form["num_groups"] = s.num_groups;
   form["max_stages"] = s.max_stages;
   py::dict sections;
-  sections["units"] = 0;
-  sections["stage_begin"] = s.stage_begin;
-  sections["tiles"] = s.tiles;
-  sections["entry_begin"] = s.entry_begin;
-  sections["places"] = s.places;
-  sections["block_ids"] = s.block_ids;
-  sections["offsets"] = s.offsets;
+  constexpr int64_t kBegin = bsjax::kScheduleHeaderWords;
+  sections["units"] = kBegin;
+  sections["stage_begin"] = kBegin + s.stage_begin;
+  sections["tiles"] = kBegin + s.tiles;
+  sections["entry_begin"] = kBegin + s.entry_begin;
+  sections["places"] = kBegin + s.places;
+  sections["block_ids"] = kBegin + s.block_ids;
+  sections["offsets"] = kBegin + s.offsets;
   form["sections"] = sections;
-  form["size"] = s.size;
+  form["size"] = kBegin + s.size;
   return form;
 }
 
@@ -127,9 +130,44 @@ py::bytes MakeSddmmSchedule(const py::buffer& rows_buffer, const py::buffer& col
   CheckSizes(block_size, k, n);
   const Indices rows(rows_buffer), cols(cols_buffer);
   if (rows.size != cols.size) throw py::value_error("rows and cols must have one entry a block");
-  auto schedule = bsjax::MakeSddmmSchedule(rows.data, cols.data, rows.size, static_cast<int>(block_size), k, n);
-  bsjax::PadSddmmSchedule(static_cast<int>(block_size), &schedule);
-  return ToBytes(schedule.bins);
+  const auto table = bsjax::MakeSddmmSchedule(rows.data, cols.data, rows.size, static_cast<int>(block_size), k, n);
+  std::vector<int32_t> schedule(bsjax::kScheduleHeaderWords);
+  bsjax::WriteScheduleHeader(schedule.data(), static_cast<int32_t>(table.num_bins));
+  schedule.insert(schedule.end(), table.bins.begin(), table.bins.end());
+  return ToBytes(schedule);
+}
+
+// The form of that schedule, likewise: as sddmm_schedule.h names it.
+py::dict SddmmScheduleForm(int64_t k, int64_t n, int64_t block_size, int64_t num_blocks) {
+  CheckSizes(block_size, k, n);
+  using Bin = bsjax::SddmmBin;
+  const int b = static_cast<int>(block_size);
+  const Bin bin{b};
+  const bsjax::SddmmCut cut = bsjax::SpreadSddmmCut(k, n, b, num_blocks);
+  const int64_t max_bins = bsjax::SddmmMaxBins(k, n, b, num_blocks);
+  py::dict form;
+  form["tile_cols"] = int{Bin::kTileCols};
+  form["workers"] = bin.Workers();
+  form["slots"] = bin.Slots();
+  form["slot_blocks"] = bin.SlotBlocks();
+  form["max_tiles"] = bin.MaxTiles();
+  form["unit_tiles"] = bin.UnitTiles();
+  form["cut_x_tiles"] = cut.x_tiles;
+  form["cut_y_tiles"] = cut.y_tiles;
+  form["cut_blocks"] = cut.bin_blocks;
+  form["max_bins"] = max_bins;
+  form["words"] = bin.Words();
+  form["tiles_at"] = int{Bin::kHeaderWords};
+  form["descriptors_at"] = bin.DescriptorsAt();
+  form["ids_at"] = bin.IdsAt();
+  form["dy_tile"] = int32_t{Bin::kDyTile};
+  form["load_x"] = uint32_t{Bin::kLoadX};
+  form["load_dy"] = uint32_t{Bin::kLoadDy};
+  form["compute"] = uint32_t{Bin::kCompute};
+  form["transposed"] = uint32_t{Bin::kTransposed};
+  form["begin"] = int{bsjax::kScheduleHeaderWords};
+  form["size"] = bsjax::kScheduleHeaderWords + max_bins * bin.Words();
+  return form;
 }
 
 }  // namespace
@@ -140,6 +178,8 @@ PYBIND11_MODULE(_native, m) {
   m.def("spmm_schedule", &MakeSpmmSchedule);
   m.def("spmm_schedule_form", &SpmmScheduleForm);
   m.def("sddmm_schedule", &MakeSddmmSchedule);
+  m.def("sddmm_schedule_form", &SddmmScheduleForm);
+  m.attr("seal") = int32_t{bsjax::kSeal};
   m.attr("ffi_version") = py::make_tuple(XLA_FFI_API_MAJOR, XLA_FFI_API_MINOR);
 #if BSJAX_WITH_CUDA
   m.attr("cuda_version") = BSJAX_CUDA_VERSION;  // of the nvcc that built it, "13.0"

@@ -7,6 +7,7 @@
 #include <iterator>
 
 #include "sddmm.h"
+#include "sddmm_schedule.h"
 
 namespace bsjax {
 
@@ -36,7 +37,7 @@ constexpr bool SddmmSm90Fits(const SddmmArgs& args) {
   if (args.dtype == DType::kF32 || args.bins == nullptr) return false;
   if (args.m > kMaxSize || args.k > kMaxSize || args.n > kMaxSize) return false;
   if (args.num_blocks > kMaxSize || args.num_groups > (1 << 16)) return false;
-  if (args.num_bins * args.num_groups > kMaxSize) return false;
+  if (args.max_bins * args.num_groups > kMaxSize) return false;
   if (args.x_group_stride >= kMaxStride || args.dy_group_stride >= kMaxStride) return false;
   return args.x_group_stride % 8 == 0 && args.dy_group_stride % 8 == 0;
 }
@@ -48,16 +49,18 @@ constexpr bool SddmmConfigFits(int config, const SddmmArgs& args, int arch) {
 }
 
 // The config of arch 90 for this call: clusters take bins in turns, and the last turn may be partly idle. Clusters of 4
-// and 8 pay only where one turn is enough for all bins. H200, bfloat16, 8192 rows, 4096 x 4096, b = 32, density .02 (32
-// bins), us, splits 1, 2, 4, 8: 100, 68, 61, 82.
-constexpr int SddmmSm90Config(const SddmmArgs& args) {
+// and 8 pay only where one turn is enough for all bins. How many those are, the device alone knows: the choice goes by
+// an estimate, which is the same for all patterns of one size. H200, bfloat16, 8192 rows, 4096 x 4096,
+// b = 32, density .02 (32 bins), us, splits 1, 2, 4, 8: 100, 68, 61, 82.
+inline int SddmmSm90Config(const SddmmArgs& args) {
   constexpr int64_t kTurnRows = 200;  // that a turn's beginning and end cost as much as
+  const int64_t num_tasks = EstimateSddmmBins(args.k, args.n, args.block_size, args.num_blocks) * args.num_groups;
   int best = 1;
   int64_t best_rows = 0;
   for (int config = 1; config < kNumSddmmConfigs; ++config) {
     const int64_t clusters = kSddmmConfigs[config].clusters, split = kSddmmConfigs[config].split;
-    if (split > 2 && args.num_bins * args.num_groups > clusters) continue;
-    const int64_t turns = (args.num_bins * args.num_groups + clusters - 1) / clusters;
+    if (split > 2 && num_tasks > clusters) continue;
+    const int64_t turns = (num_tasks + clusters - 1) / clusters;
     const int64_t rows = turns * ((args.m + split - 1) / split + kTurnRows);
     if (config == 1 || rows < best_rows) {
       best = config;
@@ -68,7 +71,7 @@ constexpr int SddmmSm90Config(const SddmmArgs& args) {
 }
 
 // The config for this call, or -1 where no compiled one runs on `arch`.
-constexpr int ChooseSddmmConfig(const SddmmArgs& args, int arch) {
+inline int ChooseSddmmConfig(const SddmmArgs& args, int arch) {
   if (arch < 80) return -1;
   const int hopper = SddmmSm90Config(args);
   return SddmmConfigFits(hopper, args, arch) ? hopper : 0;

@@ -15,6 +15,7 @@ ffi::Error SddmmCpuImpl(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer d
                         int32_t config) {
   SddmmArgs args;
   ffi::Error error = CheckSddmm(x, dy, rows, cols, schedule, *dblocks, tf32, &args);
+  if (error.success()) error = CheckSeal("bsjax_sddmm", args.seal);
   if (error.failure()) return error;
   if (config != -1 && config != 0) {
     return ffi::Error::InvalidArgument("bsjax_sddmm: config must be -1 or 0 on the CPU; got " + std::to_string(config) +
@@ -49,7 +50,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(BsjaxSddmmCpu, bsjax::SddmmCpuImpl,
                                   .Arg<xla::ffi::AnyBuffer>()  // dy [g or 1, ..., n]
                                   .Arg<xla::ffi::AnyBuffer>()  // rows [num_blocks]
                                   .Arg<xla::ffi::AnyBuffer>()  // cols [num_blocks]
-                                  .Arg<xla::ffi::AnyBuffer>()  // schedule, not read
+                                  .Arg<xla::ffi::AnyBuffer>()  // schedule, of which the seal is read
                                   .Ret<xla::ffi::AnyBuffer>()  // dblocks [g, num_blocks, b, b]
                                   .Attr<bool>("tf32")
                                   .Attr<int32_t>("config"));

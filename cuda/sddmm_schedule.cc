@@ -3,15 +3,19 @@
 //            out the blocks of the bins. For patterns with many blocks in a patch.
 //   growth   A bin grows from a tile by the tile that brings it the most blocks, a tile that few others need first.
 //            For sparse patterns, where a patch would have as many tiles as blocks.
+// Where both need more bins than the table has room for (the patterns are adversarial), the plain cut that its size
+// comes from (SddmmCut) is taken instead.
 // Then the blocks of each bin are dealt to warps, in an order in which neighbours share a block row or column.
 #include "sddmm_schedule.h"
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstddef>
 #include <limits>
 #include <numeric>
 #include <thread>
+#include <tuple>
 #include <utility>
 
 namespace bsjax {
@@ -60,7 +64,7 @@ Pattern::Pattern(const int32_t* rows, const int32_t* cols, int64_t num_blocks, i
                  : b == 16 ? 2
                  : b == 32 ? 1
                            : 0),
-      unit_tiles(std::max(b / SddmmBin::kTileCols, 1)),
+      unit_tiles(SddmmBin{b}.UnitTiles()),
       num_x(static_cast<int32_t>(((k / b - 1) >> unit_shift) + 1)),
       num_y(static_cast<int32_t>(((n / b - 1) >> unit_shift) + 1)) {
   struct Item {
@@ -97,15 +101,12 @@ struct Costs {
   int32_t max_blocks;     // that surely fit
   int32_t target_blocks;  // that a bin should have at most, so that uneven bins still fit
 
-  explicit Costs(const Pattern& pattern)
-      : block_size(pattern.block_size),
-        unit_tiles(pattern.unit_tiles),
-        max_units(SddmmBin{pattern.block_size}.MaxTiles() / pattern.unit_tiles) {
-    const SddmmBin bin{block_size};
-    max_blocks = bin.Workers() * bin.Slots();  // b = 8: of a slot's two blocks the second may be missing
-    if (block_size == 8) max_blocks = 464;     // two a slot, but of 64 block columns half have an odd block left
-    if (block_size == 128) max_blocks = 2;     // four quarters each
-    target_blocks = block_size >= 64 ? max_blocks : block_size == 8 ? 432 : max_blocks * 7 / 8;
+  explicit Costs(int b)
+      : block_size(b), unit_tiles(SddmmBin{b}.UnitTiles()), max_units(SddmmBin{b}.MaxTiles() / unit_tiles) {
+    const SddmmBin bin{b};
+    max_blocks = bin.MaxBlocks();
+    if (block_size == 8) max_blocks = 464;  // not surely: of 64 block columns half have an odd block left
+    target_blocks = bin.TargetBlocks();
   }
 
   // Measured on an H200, with copies alone and with products alone. Both run at the same time: the longer decides, the
@@ -122,7 +123,7 @@ struct Costs {
   }
 
   // What `num_bins` bins take together if the dearest costs `most`: clusters take them in turns, as
-  // ChooseSddmmSm90Config (sddmm_sm90.h) has it. For many rows, 8192.
+  // SddmmSm90Config (sddmm_config.h) has it. For many rows, 8192.
   static double Total(int64_t num_bins, double most) {
     struct Clusters {
       int64_t split, count;  // CTAs of one, and how many an H200 runs at a time
@@ -135,9 +136,6 @@ struct Costs {
     }
     return best;
   }
-
-  // As many bins as SMs or pairs of SMs take in whole turns.
-  static int64_t RoundBins(int64_t num_bins) { return num_bins <= 66 ? 66 : (num_bins + 131) / 132 * 132; }
 };
 
 // A part of an edge's blocks, [begin, end) in Pattern::order, and the bin that has it.
@@ -243,6 +241,40 @@ Clustering MakePatches(const Pattern& pattern, const PatchShape& shape) {
     clustering.pieces.push_back({group_x[e.x] * groups_y + group_y[e.y], static_cast<int32_t>(i), e.begin, e.end});
   }
   SortByKey(&clustering.pieces, static_cast<int32_t>(loads.size()), [](const Piece& piece) { return piece.bin; });
+  return clustering;
+}
+
+// -- the plain cut ---------------------------------------------------------------------------------------------------
+
+Clustering Cut(const Pattern& pattern, const SddmmCut& cut) {
+  const auto segment = [&](int32_t edge) {
+    const Edge& e = pattern.edges[edge];
+    return std::pair(e.x * pattern.unit_tiles / cut.x_tiles, e.y * pattern.unit_tiles / cut.y_tiles);
+  };
+  std::vector<int32_t> order(pattern.edges.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::sort(order.begin(), order.end(), [&](int32_t a, int32_t b) {
+    const auto key = [&](int32_t edge) { return std::tuple(segment(edge), pattern.edges[edge].y, edge); };
+    return key(a) < key(b);
+  });
+  Clustering clustering;
+  int32_t room = 0;  // blocks that the last bin can still take
+  for (size_t i = 0; i < order.size(); ++i) {
+    const Edge& e = pattern.edges[order[i]];
+    if (i > 0 && segment(order[i]) != segment(order[i - 1])) room = 0;
+    for (int32_t begin = e.begin; begin < e.end;) {
+      if (room == 0) {
+        ++clustering.num_bins;
+        room = cut.bin_blocks;
+      }
+      const int32_t end = begin + std::min(room, e.end - begin);
+      clustering.pieces.push_back({static_cast<int32_t>(clustering.num_bins - 1), order[i], begin, end});
+      room -= end - begin;
+      begin = end;
+    }
+  }
+  std::sort(clustering.pieces.begin(), clustering.pieces.end(),
+            [](const Piece& a, const Piece& b) { return std::pair(a.bin, a.edge) < std::pair(b.bin, b.edge); });
   return clustering;
 }
 
@@ -460,7 +492,7 @@ class Packer {
 
   // Blocks that are not computed.
   void AddZeros(const std::vector<int32_t>& blocks) {
-    const int per_bin = pattern_.block_size == 128 ? 2 : bin_.Workers() * bin_.Slots() * bin_.SlotBlocks();
+    const int per_bin = bin_.MaxBlocks();
     for (size_t first = 0; first < blocks.size(); first += per_bin) {
       int32_t* record = NewRecord();
       for (size_t i = first; i < blocks.size() && i < first + per_bin; ++i) {
@@ -782,8 +814,8 @@ class Packer {
   std::vector<char> used_;
 };
 
-// What a clustering costs once its bins are cut to size.
-double CostOf(const Clustering& clustering, const Pattern& pattern, const Costs& costs) {
+// What a clustering costs once its bins are cut to size: infinitely much where they are more than `max_bins`.
+double CostOf(const Clustering& clustering, const Pattern& pattern, const Costs& costs, int64_t max_bins) {
   std::vector<int32_t> seen_x(pattern.num_x, -1), seen_y(pattern.num_y, -1);
   int64_t num_bins = 0, units = 0, blocks = 0;
   double most = 0;
@@ -799,13 +831,13 @@ double CostOf(const Clustering& clustering, const Pattern& pattern, const Costs&
     most = std::max(most, costs.Bin(static_cast<double>(units), static_cast<double>(blocks) / parts));
     units = blocks = 0;
   }
-  return Costs::Total(num_bins, most);
+  return num_bins > max_bins ? std::numeric_limits<double>::infinity() : Costs::Total(num_bins, most);
 }
 
-Clustering Cluster(const Pattern& pattern) {
-  const Costs costs(pattern);
+Clustering Cluster(const Pattern& pattern, int64_t max_bins) {
+  const Costs costs(pattern.block_size);
   Clustering best = MakePatches(pattern, ChoosePatch(pattern, costs));
-  best.cost = CostOf(best, pattern, costs);
+  best.cost = CostOf(best, pattern, costs, max_bins);
   constexpr size_t kMaxGrowthEdges = 40000;  // it takes about a microsecond an edge
   // Where most pairs of tiles have blocks, a patch is as good as any other choice of tiles.
   constexpr double kMaxGrowthDensity = .6;
@@ -819,9 +851,9 @@ Clustering Cluster(const Pattern& pattern) {
     for (int32_t max_units = costs.max_units; max_units >= 2 && num_worse < 3; --max_units) {
       double cost = std::numeric_limits<double>::infinity();
       for (const bool whole_turns : {true, false}) {
-        const int64_t bins = std::min(whole_turns ? Costs::RoundBins(num_bins) : num_bins, num_blocks);
+        const int64_t bins = std::min(whole_turns ? RoundSddmmBins(num_bins) : num_bins, num_blocks);
         Clustering grown = Growth(pattern, costs, max_units).Run(bins);
-        grown.cost = CostOf(grown, pattern, costs);
+        grown.cost = CostOf(grown, pattern, costs, max_bins);
         cost = std::min(cost, grown.cost);
         num_bins = std::max(num_bins, grown.num_bins > bins ? grown.num_bins : 0);  // tiles were short, not blocks
         if (grown.cost < best.cost) best = std::move(grown);
@@ -834,12 +866,7 @@ Clustering Cluster(const Pattern& pattern) {
   return best;
 }
 
-}  // namespace
-
-SddmmSchedule MakeSddmmSchedule(const int32_t* rows, const int32_t* cols, int64_t num_blocks, int block_size, int64_t k,
-                                int64_t n) {
-  const Pattern pattern(rows, cols, num_blocks, block_size, k, n);
-  const Clustering clustering = pattern.order.empty() ? Clustering() : Cluster(pattern);
+SddmmSchedule Pack(const Pattern& pattern, const Clustering& clustering) {
   const Piece *begin = clustering.pieces.data(), *end = begin + clustering.pieces.size();
   // Bins are packed independently of each other, so threads take shares of them; one is enough for few blocks.
   constexpr size_t kThreadBlocks = 1 << 16;  // some milliseconds of packing, far more than a thread's start
@@ -875,13 +902,68 @@ SddmmSchedule MakeSddmmSchedule(const int32_t* rows, const int32_t* cols, int64_
   return schedule;
 }
 
-void PadSddmmSchedule(int block_size, SddmmSchedule* schedule) {
-  const SddmmBin bin{block_size};
-  const int64_t words = bin.Words();
-  for (; schedule->num_bins < PaddedBins(schedule->num_bins); ++schedule->num_bins) {
-    schedule->bins.resize((schedule->num_bins + 1) * words, 0);
-    std::fill(schedule->bins.end() - words + bin.IdsAt(), schedule->bins.end(), -1);  // nothing to store
+}  // namespace
+
+int64_t EstimateSddmmBins(int64_t k, int64_t n, int block_size, int64_t num_blocks) {
+  const Costs costs(block_size);
+  const double unit_cols = SddmmBin::kTileCols * costs.unit_tiles, unit_blocks = std::max(unit_cols / block_size, 1.0);
+  const double pairs = std::ceil(static_cast<double>(k) / unit_cols) * std::ceil(static_cast<double>(n) / unit_cols);
+  if (num_blocks == 0 || pairs == 0) return std::min<int64_t>(num_blocks, 1);
+  const double density = std::min(static_cast<double>(num_blocks) / (pairs * unit_blocks * unit_blocks), 1.0);
+  const double used_pairs = pairs * (1 - std::pow(1 - density, unit_blocks * unit_blocks));  // that have a block
+  const double blocks = static_cast<double>(num_blocks);
+  // Units of a bin: a square patch has all pairs of its units, a tree one pair less than units.
+  const auto units = [&](double bins) {
+    return std::max(std::min(2 * std::ceil(std::sqrt(pairs / bins)), 1 + used_pairs / bins), 2.0);
+  };
+  const auto fits = [&](double bins) { return units(bins) <= costs.max_units && blocks / bins <= costs.target_blocks; };
+  int64_t many = std::max<int64_t>(SddmmTargetBins(block_size, num_blocks), 132);
+  while (many < num_blocks && !fits(static_cast<double>(many))) many = RoundSddmmBins(many + many / 4);
+  int64_t best = std::min(many, num_blocks);
+  double best_cost = std::numeric_limits<double>::infinity();
+  for (const int64_t in_turns : {int64_t{15}, int64_t{30}, int64_t{66}, int64_t{132}, many}) {
+    const double bins = static_cast<double>(std::min(in_turns, num_blocks));
+    if (!fits(bins)) continue;
+    const double cost = Costs::Total(static_cast<int64_t>(bins), costs.Bin(units(bins), blocks / bins));
+    if (cost < best_cost) best = static_cast<int64_t>(bins), best_cost = cost;
   }
+  return best;
+}
+
+SddmmCut SpreadSddmmCut(int64_t k, int64_t n, int block_size, int64_t num_blocks) {
+  SddmmCut cut = ChooseSddmmCut(k, n, block_size, num_blocks);
+  const int64_t segments = std::clamp<int64_t>(cut.Segments(k, n), 1, std::max<int64_t>(num_blocks, 1));
+  const int64_t parts = EstimateSddmmBins(k, n, block_size, num_blocks) / segments;
+  if (parts <= 1) return cut;
+  const int most = cut.bin_blocks;
+  cut.bin_blocks = static_cast<int>(std::min<int64_t>((num_blocks - 1) / (segments * parts) + 1, most));
+  const int64_t room = SddmmMaxBins(k, n, block_size, num_blocks);
+  while (cut.bin_blocks < most && cut.MaxBins(k, n, num_blocks) > room) ++cut.bin_blocks;
+  return cut;
+}
+
+SddmmSchedule MakeSddmmSchedule(const int32_t* rows, const int32_t* cols, int64_t num_blocks, int block_size, int64_t k,
+                                int64_t n) {
+  const SddmmBin bin{block_size};
+  const int64_t max_bins = SddmmMaxBins(k, n, block_size, num_blocks);
+  const Pattern pattern(rows, cols, num_blocks, block_size, k, n);
+  const int64_t bins_of_padding =
+      (static_cast<int64_t>(pattern.invalid.size()) + bin.MaxBlocks() - 1) / bin.MaxBlocks();
+  SddmmSchedule schedule;
+  Clustering clustering;
+  if (!pattern.order.empty()) clustering = Cluster(pattern, max_bins - bins_of_padding);
+  const bool clustered = pattern.order.empty() || clustering.cost < std::numeric_limits<double>::infinity();
+  if (clustered) schedule = Pack(pattern, clustering);
+  if (!clustered || schedule.num_bins > max_bins) {  // packing may cut bins again
+    schedule = Pack(pattern, Cut(pattern, ChooseSddmmCut(k, n, block_size, num_blocks)));
+  }
+  // Bins that are not in use.
+  const int64_t words = bin.Words();
+  schedule.bins.resize(max_bins * words, 0);
+  for (int64_t i = schedule.num_bins; i < max_bins; ++i) {
+    std::fill_n(schedule.bins.begin() + i * words + bin.IdsAt(), words - bin.IdsAt(), -1);
+  }
+  return schedule;
 }
 
 }  // namespace bsjax

@@ -1,11 +1,13 @@
-// Which CTA of the Hopper sddmm kernel computes which stored blocks: a table made once for each pattern, on the host.
+// Which CTA of the Hopper sddmm kernel computes which stored blocks: a table made once for each pattern, here, or by
+// bsjax/_schedule.py where the pattern is traced.
 //
 // A *bin* is the work of one CTA (or of one cluster, whose CTAs share the rows): up to kMaxTiles tiles of 64 columns of
 // x and dy, and stored blocks whose operands lie in those tiles, dealt to the warps (block sizes 8 to 32) or the
 // warpgroups (64 and 128) that add them up. Every stored block is in exactly one slot of one bin; blocks outside the
 // matrix are in slots that are not computed, whose zeros are stored.
 //
-// The table is an array int32 [num_bins, SddmmBin(b).Words()]. A record:
+// The table is an array int32 [SddmmMaxBins(...), SddmmBin(b).Words()] behind a header (seal.h) that says how many bins
+// are in use; the rest have no tiles and no ids. So its size follows from the sizes of the product alone. A record:
 //   [0]              num_tiles, 0 to MaxTiles()
 //   [1]              b >= 64: byte w has, of warpgroup w, 16 * the number of pairs + the number of singles, or 0x40
 //   [2], [3]         0
@@ -29,6 +31,7 @@
 #ifndef BSJAX_CUDA_SDDMM_SCHEDULE_H_
 #define BSJAX_CUDA_SDDMM_SCHEDULE_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -53,11 +56,75 @@ struct SddmmBin {
   constexpr int DescriptorsAt() const { return kHeaderWords + kMaxTiles; }
   constexpr int IdsAt() const { return DescriptorsAt() + Workers() * Slots(); }
   constexpr int Words() const { return IdsAt() + Workers() * Slots() * SlotBlocks(); }
+
+  // Tiles of a block's side.
+  constexpr int UnitTiles() const { return block_size == 128 ? 2 : 1; }
+  // Blocks that surely fit where their tiles do. b = 8: two a slot, but each of the 64 block columns of 8 tiles may
+  // leave an odd one, alone in a slot. b = 128: four quarters each.
+  constexpr int MaxBlocks() const {
+    return block_size == 128 ? 2 : Workers() * Slots() * SlotBlocks() - (block_size == 8 ? 64 : 0);
+  }
+  // Blocks that a bin should have at most, so that uneven bins still fit.
+  constexpr int TargetBlocks() const {
+    return block_size >= 64 ? MaxBlocks() : block_size == 8 ? 432 : MaxBlocks() * 7 / 8;
+  }
 };
 
+// As many bins as SMs or pairs of SMs take in whole turns.
+constexpr int64_t RoundSddmmBins(int64_t num_bins) { return num_bins <= 66 ? 66 : (num_bins + 131) / 132 * 132; }
+
+// The most bins that clustering aims at, for blocks alone: none is without one.
+constexpr int64_t SddmmTargetBins(int block_size, int64_t num_blocks) {
+  const int64_t target = SddmmBin{block_size}.TargetBlocks();
+  return std::min(RoundSddmmBins((num_blocks + target - 1) / target), num_blocks);
+}
+
+// About as many bins as clustering makes of blocks spread evenly. What must not depend on the pattern goes by it.
+int64_t EstimateSddmmBins(int64_t k, int64_t n, int block_size, int64_t num_blocks);
+
+// A way to cut blocks into bins that suits every pattern: the matrix is cut into segments, and the blocks of each, by
+// column of dy's tiles, then by x's, into bins of so many. Padding, outside the matrix, is one more segment.
+struct SddmmCut {
+  int64_t x_tiles, y_tiles;  // of a segment
+  int bin_blocks;
+
+  constexpr int64_t Segments(int64_t k, int64_t n) const {
+    const int64_t x_cols = x_tiles * SddmmBin::kTileCols, y_cols = y_tiles * SddmmBin::kTileCols;
+    return (k + x_cols - 1) / x_cols * ((n + y_cols - 1) / y_cols);
+  }
+
+  // Each segment with blocks has a bin for its first, and one for every further bin_blocks.
+  constexpr int64_t MaxBins(int64_t k, int64_t n, int64_t num_blocks) const {
+    const int64_t firsts = std::min(num_blocks, Segments(k, n) + 1);
+    return firsts + (num_blocks - firsts) / bin_blocks;
+  }
+};
+
+// The cut with fewer bins at worst. Either square patches, half of a bin's tiles of x and half of dy; or, where blocks
+// are few, strips of x's tiles, where each block may bring a tile of dy of its own.
+constexpr SddmmCut ChooseSddmmCut(int64_t k, int64_t n, int block_size, int64_t num_blocks) {
+  constexpr int64_t kAll = INT32_MAX, kStripTiles = 4;  // b = 64: leaves as many tiles as a bin has blocks
+  const SddmmBin bin{block_size};
+  const int64_t side = bin.MaxTiles() / 2;
+  const SddmmCut patches{side, side, bin.MaxBlocks()};
+  const SddmmCut strips = block_size == 128 ? SddmmCut{kAll, kAll, bin.MaxBlocks()}  // any two fit
+                                            : SddmmCut{kStripTiles, kAll, bin.MaxTiles() - int{kStripTiles}};
+  return patches.MaxBins(k, n, num_blocks) < strips.MaxBins(k, n, num_blocks) ? patches : strips;
+}
+
+// Bins that a table has room for: for that cut of any pattern, and for what clustering aims at.
+constexpr int64_t SddmmMaxBins(int64_t k, int64_t n, int block_size, int64_t num_blocks) {
+  return std::max(ChooseSddmmCut(k, n, block_size, num_blocks).MaxBins(k, n, num_blocks),
+                  SddmmTargetBins(block_size, num_blocks));
+}
+
+// That cut with fewer blocks a bin where segments are few, so that about as many bins are made as are estimated, if the
+// table has room: what is made of a traced pattern.
+SddmmCut SpreadSddmmCut(int64_t k, int64_t n, int block_size, int64_t num_blocks);
+
 struct SddmmSchedule {
-  int64_t num_bins = 0;
-  std::vector<int32_t> bins;  // [num_bins, SddmmBin{block_size}.Words()]
+  int64_t num_bins = 0;       // in use
+  std::vector<int32_t> bins;  // [SddmmMaxBins(...), SddmmBin{block_size}.Words()]
 };
 
 // The schedule of the pattern whose stored block e is at block row rows[e], block column cols[e]. Any pattern: empty,
@@ -65,17 +132,6 @@ struct SddmmSchedule {
 // block_size, which is 8, 16, 32, 64 or 128. The same arguments give the same schedule.
 SddmmSchedule MakeSddmmSchedule(const int32_t* rows, const int32_t* cols, int64_t num_blocks, int block_size, int64_t k,
                                 int64_t n);
-
-// Adds bins without work until there are PaddedBins: a length in steps, so that patterns alike have tables alike, which
-// can be stacked and need no new compilation.
-void PadSddmmSchedule(int block_size, SddmmSchedule* schedule);
-
-// A multiple of 1, 2, 6 or 66, up to 16, 30, 66 or more bins: an H200 has room for 15, 30 and 66 clusters of 8, 4
-// and 2.
-constexpr int64_t PaddedBins(int64_t num_bins) {
-  const int64_t step = num_bins <= 16 ? 1 : num_bins <= 30 ? 2 : num_bins <= 66 ? 6 : 66;
-  return num_bins <= 1 ? 1 : (num_bins + step - 1) / step * step;
-}
 
 }  // namespace bsjax
 

@@ -45,12 +45,6 @@ SddmmSchedule Schedule(const Pattern& p) {
                            int64_t{p.num_cols} * p.b);
 }
 
-SddmmSchedule Padded(const Pattern& p) {
-  SddmmSchedule schedule = Schedule(p);
-  PadSddmmSchedule(p.b, &schedule);
-  return schedule;
-}
-
 // Column 0 of what is at `place`, a position (b <= 32) or a tile, of x or of dy.
 int64_t Column(const int32_t* record, int b, int place, bool dy) {
   const int tile = b <= 32 ? place / 8 : place;
@@ -123,11 +117,17 @@ void CheckWideSlots(const Pattern& p, const int32_t* record, int worker, std::ve
 // The schedule's bins.
 int64_t Check(const Pattern& p) {
   const SddmmBin bin{p.b};
-  const SddmmSchedule schedule = Padded(p);
-  EXPECT(static_cast<int64_t>(schedule.bins.size()) == schedule.num_bins * bin.Words(), "%s b %d", p.name, p.b);
+  const SddmmSchedule schedule = Schedule(p);
+  const int64_t max_bins = SddmmMaxBins(int64_t{p.num_rows} * p.b, int64_t{p.num_cols} * p.b, p.b, p.Size());
+  EXPECT(static_cast<int64_t>(schedule.bins.size()) == max_bins * bin.Words(), "%s b %d", p.name, p.b);
+  EXPECT(schedule.num_bins <= max_bins, "%s b %d: %d bins of %d", p.name, p.b, static_cast<int>(schedule.num_bins),
+         static_cast<int>(max_bins));
   std::vector<int> seen(p.Size());
-  for (int64_t i = 0; i < schedule.num_bins; ++i) {
+  for (int64_t i = 0; i < max_bins; ++i) {
     const int32_t* record = &schedule.bins[i * bin.Words()];
+    const bool is_empty =
+        record[0] == 0 && std::count(record + bin.IdsAt(), record + bin.Words(), -1) == bin.Words() - bin.IdsAt();
+    EXPECT(is_empty == (i >= schedule.num_bins), "%s b %d: bin %d", p.name, p.b, static_cast<int>(i));
     EXPECT(record[0] >= 0 && record[0] <= SddmmBin::kMaxTiles, "%s b %d: %d tiles", p.name, p.b, record[0]);
     for (int worker = 0; worker < bin.Workers(); ++worker) {
       if (p.b <= 32) {
@@ -141,7 +141,7 @@ int64_t Check(const Pattern& p) {
     EXPECT(seen[e] == (p.b >= 64 ? 1111 : 1), "%s b %d: block %d is in %d slots", p.name, p.b, static_cast<int>(e),
            seen[e]);
   }
-  EXPECT(schedule.bins == Padded(p).bins, "%s b %d: another schedule", p.name, p.b);
+  EXPECT(schedule.bins == Schedule(p).bins, "%s b %d: another schedule", p.name, p.b);
   return schedule.num_bins;
 }
 
@@ -175,6 +175,26 @@ void EveryBlockIsInOneSlot() {
     Pattern out{"shuffled", b, side, side, {}, {}};
     for (int64_t e : order) out.Add(shuffled.rows[e], shuffled.cols[e]);
     Check(out);
+    // As many bins as the table has room for, or about.
+    Pattern diagonal{"diagonal", b, 40 * side, 40 * side, {}, {}};
+    for (int32_t i = 0; i < 40 * side; ++i) diagonal.Add(i, i);
+    Check(diagonal);
+    const int32_t step = std::max(64 / b, 1), patch = 6 * step;
+    Pattern pairs{"one block a pair of tiles", b, 70 * step, 70 * step, {}, {}};
+    for (int32_t i = 0; i < 70; ++i) {
+      for (int32_t j = 0; j < 70; ++j) pairs.Add(i * step, j * step);
+    }
+    Check(pairs);
+    Pattern patches{"one block a patch", b, 40 * patch, 40 * patch, {}, {}};
+    for (int32_t i = 0; i < 40; ++i) {
+      for (int32_t j = 0; j < 40; ++j) patches.Add(i * patch, j * patch);
+    }
+    Check(patches);
+    Pattern full = Random("a full corner, else scattered", b, 8 * side, 8 * side, .001);
+    for (int32_t i = 0; i < 64; ++i) {
+      for (int32_t j = 0; j < 64; ++j) full.Add(4 * side + i, 4 * side + j);
+    }
+    Check(full);
   }
 }
 

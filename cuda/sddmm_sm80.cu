@@ -13,6 +13,7 @@
 #include "device/launch.cuh"
 #include "device/ldmatrix.cuh"
 #include "device/mma.cuh"
+#include "device/seal.cuh"
 #include "device/vector.cuh"
 #include "sddmm_config.h"
 #include "sddmm_sm80.h"
@@ -83,7 +84,14 @@ struct TensorSum {
   static constexpr int kRows = kHalfRows ? 1 : T::kWarpM / 16, kColumns = T::kWarpN / 8;
   static constexpr int kPair = kColumns > 1 ? 2 : 1;
   static constexpr int kUnroll = T::kB == 128 ? 1 : T::kRows / T::kSlabRows;  // 64 sums leave no registers for more
-  float sum[T::kWarpBlocks][kRows][kColumns][4] = {};
+  float sum[T::kWarpBlocks][kRows][kColumns][4];
+
+  __device__ explicit TensorSum(float start) {
+#pragma unroll
+    for (int i = 0; i < T::kWarpBlocks * kRows * kColumns * 4; ++i) {
+      sum[i / 4 / kColumns / kRows][i / 4 / kColumns % kRows][i / 4 % kColumns][i % 4] = start;
+    }
+  }
 
   __device__ __forceinline__ void Multiply(const char* x, const char* dy, const WarpPart& warp) {
 #pragma unroll(kUnroll)
@@ -187,7 +195,12 @@ struct PlainSum {
   static constexpr int kLaneRows = T::kWarpM * T::kWarpN * T::kWarpBlocks / 128;
   static constexpr int kLanesN = T::kWarpN / 4, kLanesM = T::kWarpM / kLaneRows;
   static constexpr int kGroup = kLaneRows < 4 ? kLaneRows : 4;  // neighbouring rows, read by one load
-  float sum[kLaneRows][4] = {};
+  float sum[kLaneRows][4];
+
+  __device__ explicit PlainSum(float start) {
+#pragma unroll
+    for (int i = 0; i < kLaneRows * 4; ++i) sum[i / 4][i % 4] = start;
+  }
 
   struct Place {
     unsigned block, m, n;  // of the lane: block of the warp, first row and first column in the warp's part
@@ -267,7 +280,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kThreads == 256 ? 2 : 3)
     }
     const char* x_source = x + row * x_row_bytes + (block_row * T::kBlockPieces + piece % T::kBlockPieces) * 16;
     const char* dy_source = dy + row * dy_row_bytes + (block_column * T::kBlockPieces + piece % T::kBlockPieces) * 16;
-    std::conditional_t<T::kMath == Math::kF32, PlainSum<T>, TensorSum<T>> result;
+    std::conditional_t<T::kMath == Math::kF32, PlainSum<T>, TensorSum<T>> result(StartOfSums(args.seal));
 
     auto load = [&](int64_t step) {
       if (step < num_steps) {

@@ -21,6 +21,7 @@
 #include "device/mbarrier.cuh"
 #include "device/mma.cuh"
 #include "device/registers.cuh"
+#include "device/seal.cuh"
 #include "device/tma.cuh"
 #include "device/vector.cuh"
 #include "device/wgmma.cuh"
@@ -71,15 +72,16 @@ struct Tile {
 };
 
 struct Params {
-  CUtensorMap x;   // [groups or 1, m, k]
-  CUtensorMap dy;  // [groups or 1, m, n]
+  CUtensorMap x;          // [groups or 1, m, k]
+  CUtensorMap dy;         // [groups or 1, m, n]
+  const int32_t* header;  // of the schedule: the seal, and the number of bins in use
   const int32_t* bins;
   void* dblocks;  // [groups, num_blocks, b, b]
   int64_t num_blocks;
-  int32_t num_bins;
+  int32_t num_groups;
+  int32_t max_bins;             // that the table has room for
   int32_t num_steps;            // of Tile::kStageRows rows
   int32_t x_groups, dy_groups;  // 1 where each group has its own, 0 where all share one
-  int32_t num_tasks;            // bins of all groups
 };
 
 // What a cluster works on at a time.
@@ -90,10 +92,10 @@ struct Place {
   int num_tiles, num_stages;
   int num_steps;  // of this CTA: rank, rank + size, ...
 
-  __device__ Place(const Params& params, int index, int words, int ring_boxes)
+  __device__ Place(const Params& params, int index, int num_bins, int words, int ring_boxes)
       : rank(ClusterRank()), size(ClusterSize()) {
-    group = index / params.num_bins;
-    bin = params.bins + static_cast<int64_t>(index - group * params.num_bins) * words;
+    group = index / num_bins;
+    bin = params.bins + static_cast<int64_t>(index - group * num_bins) * words;
     num_tiles = __ldg(bin);
     num_stages = num_tiles == 0 ? 1 : min(ring_boxes / num_tiles, kMaxStages);
     num_steps = num_tiles == 0 ? 0 : (params.num_steps - rank + size - 1) / size;
@@ -507,6 +509,7 @@ __global__ __launch_bounds__(Tile::kThreads, 1) void SddmmKernelSm90(const __gri
   const Shared shared(dynamic_shared);
   const int warp = threadIdx.x / 32;
   const unsigned lane = threadIdx.x % 32;
+  const int2 header = __ldg(reinterpret_cast<const int2*>(params.header));  // on its way while barriers are set up
   if (threadIdx.x == 0) {
     for (int slot = 0; slot < kMaxStages; ++slot) {
       MbarrierInit(shared.full + slot, kProducers);
@@ -519,13 +522,17 @@ __global__ __launch_bounds__(Tile::kThreads, 1) void SddmmKernelSm90(const __gri
     PrefetchTensorMap(params.dy);
   }
   __syncthreads();
-  // Clusters walk the bins: the copies of one run while the one before is stored.
+  if (header.x != kSeal) {
+    return FillWithNan(params.dblocks, params.num_groups * params.num_blocks * (Tile::kB * Tile::kB * 2));
+  }
+  // Clusters walk the bins in use: the copies of one run while the one before is stored.
+  const int num_bins = min(max(header.y, 0), params.max_bins), num_tasks = num_bins * params.num_groups;
   const int size = ClusterSize(), first = blockIdx.x / size, stride = gridDim.x / size;
   Ring ring;
   if (warp >= Tile::kConsumers) {
     FreeRegisters<Tile::kProducerRegisters>();
-    for (int task = first; task < params.num_tasks; task += stride) {
-      const Place place(params, task, Tile::kBinWords, Tile::kRingBoxes);
+    for (int task = first; task < num_tasks; task += stride) {
+      const Place place(params, task, num_bins, Tile::kBinWords, Tile::kRingBoxes);
       if (lane == 0) Produce<Tile>(params, shared, place, warp - Tile::kConsumers, ring);
       __syncwarp();
       if (size > 1) {  // as Store and Combine do
@@ -538,8 +545,8 @@ __global__ __launch_bounds__(Tile::kThreads, 1) void SddmmKernelSm90(const __gri
     }
   } else {
     TakeRegisters<Tile::kConsumerRegisters>();
-    for (int task = first; task < params.num_tasks; task += stride) {
-      const Place place(params, task, Tile::kBinWords, Tile::kRingBoxes);
+    for (int task = first; task < num_tasks; task += stride) {
+      const Place place(params, task, num_bins, Tile::kBinWords, Tile::kRingBoxes);
       if constexpr (Tile::kWide) {
         ConsumeWide<Tile>(params, shared, place, warp, lane, ring);
       } else {
@@ -566,15 +573,16 @@ cudaError_t LaunchTile(const SddmmArgs& args, int config, cudaStream_t stream) {
   status =
       EncodeTensorMap(&params.dy, kType, args.dy, dy_groups, args.m, args.n, args.dy_group_stride, Tile::kStageRows);
   if (status != cudaSuccess) return status;
+  params.header = args.seal;
   params.bins = args.bins;
   params.dblocks = args.dblocks;
   params.num_blocks = args.num_blocks;
-  params.num_bins = static_cast<int32_t>(args.num_bins);
+  params.num_groups = static_cast<int32_t>(args.num_groups);
+  params.max_bins = static_cast<int32_t>(args.max_bins);
   params.num_steps = static_cast<int32_t>((args.m + Tile::kStageRows - 1) / Tile::kStageRows);
   params.x_groups = x_groups > 1;
   params.dy_groups = dy_groups > 1;
-  params.num_tasks = static_cast<int32_t>(args.num_bins * args.num_groups);
-  const int64_t num_clusters = std::min<int64_t>(params.num_tasks, kSddmmConfigs[config].clusters);
+  const int64_t num_clusters = std::min<int64_t>(args.max_bins * args.num_groups, kSddmmConfigs[config].clusters);
   return LaunchTiles<SddmmKernelSm90<Tile>>(num_clusters, Tile::kThreads, kSharedBytes, params, stream, split);
 }
 

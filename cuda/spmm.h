@@ -11,7 +11,7 @@ namespace bsjax {
 // y[g, m, n] = x[g, m, k] @ w[g, k, n], summed in float32 in the order of the lists, rounded once at the end.
 //
 // Output block column j of `y` is the sum over e in [indptr[j], indptr[j + 1]) of
-//   x[:, indices[e] * b : (indices[e] + 1) * b] @ op(blocks[block_ids ? block_ids[e] : e])
+//   x[:, indices[e] * b : (indices[e] + 1) * b] @ op(blocks[block_ids[e]])
 // where op transposes the stored block if `transpose`. An empty list gives exact zeros. k and n are those of this
 // product: with `transpose` the caller passes the row lists of w and its columns as k.
 struct SpmmArgs {
@@ -20,7 +20,8 @@ struct SpmmArgs {
   const void* blocks = nullptr;        // [g or 1, num_blocks, b, b] row-major, 16-byte aligned
   const int32_t* indptr = nullptr;     // [n / b + 1]
   const int32_t* indices = nullptr;    // [num_blocks], input block column of each entry
-  const int32_t* block_ids = nullptr;  // [num_blocks], or null where entry e is block e
+  const int32_t* block_ids = nullptr;  // [num_blocks], which stored block each entry is
+  const int32_t* seal = nullptr;       // the first word of the schedule (seal.h): where it is broken, y is NaN
   const int32_t* schedule = nullptr;   // SpmmSchedule of these lists (spmm_schedule.h), or null where there is none
   void* y = nullptr;                   // [g, m, n] row-major, 16-byte aligned; every element is written
   int64_t num_groups = 1;

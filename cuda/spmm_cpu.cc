@@ -22,6 +22,7 @@ ffi::Error SpmmCpuImpl(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer bl
                        ffi::Result<ffi::AnyBuffer> y, bool transpose, bool tf32, int32_t config) {
   SpmmArgs args;
   ffi::Error error = CheckSpmm(x, blocks, indptr, indices, block_ids, schedule, *y, transpose, tf32, &args);
+  if (error.success()) error = CheckSeal("bsjax_spmm", args.seal);
   if (error.failure()) return error;
   if (config != -1 && config != 0) {
     return ffi::Error::InvalidArgument("bsjax_spmm: config must be -1 or 0 on the CPU; got " + std::to_string(config) +
@@ -62,8 +63,8 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(BsjaxSpmmCpu, bsjax::SpmmCpuImpl,
                                   .Arg<xla::ffi::AnyBuffer>()  // blocks [g or 1, num_blocks, b, b]
                                   .Arg<xla::ffi::AnyBuffer>()  // indptr [n / b + 1]
                                   .Arg<xla::ffi::AnyBuffer>()  // indices [num_blocks]
-                                  .Arg<xla::ffi::AnyBuffer>()  // block_ids [num_blocks], not read with transpose
-                                  .Arg<xla::ffi::AnyBuffer>()  // schedule, not read
+                                  .Arg<xla::ffi::AnyBuffer>()  // block_ids [num_blocks]
+                                  .Arg<xla::ffi::AnyBuffer>()  // schedule, of which the seal is read
                                   .Ret<xla::ffi::AnyBuffer>()  // y [g, ..., n]
                                   .Attr<bool>("transpose")
                                   .Attr<bool>("tf32")

@@ -47,7 +47,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(BsjaxSpmmCuda, SpmmImpl,
                                   .Arg<ffi::AnyBuffer>()  // blocks [g or 1, z, b, b]
                                   .Arg<ffi::AnyBuffer>()  // indptr [n / b + 1]
                                   .Arg<ffi::AnyBuffer>()  // indices [z]
-                                  .Arg<ffi::AnyBuffer>()  // block_ids [z], not read with transpose
+                                  .Arg<ffi::AnyBuffer>()  // block_ids [z]
                                   .Arg<ffi::AnyBuffer>()  // schedule, as spmm_schedule.h says
                                   .Ret<ffi::AnyBuffer>()  // y [g, m, n]
                                   .Attr<bool>("transpose")

@@ -117,7 +117,7 @@ bool ScheduleSpmm(const int32_t* indptr, const int32_t* indices, const int32_t* 
         for (int64_t c = 0; c < unit_cols && unit * unit_cols + c < num_cols; ++c) {
           const int64_t col = unit * unit_cols + c;
           for (int64_t e = begin[col]; e < begin[col + 1]; ++e) {
-            const int32_t row = indices[e], id = block_ids == nullptr ? static_cast<int32_t>(e) : block_ids[e];
+            const int32_t row = indices[e], id = block_ids[e];
             if (row >= 0 && row < num_rows && id >= 0 && id < num_blocks)
               visit(row, Entry{id, int16_t(place), int16_t(c)});
           }

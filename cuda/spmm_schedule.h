@@ -6,8 +6,9 @@
 // Units are ordered so that those of about equal work share a group, heavy groups first: the warps of a CTA wait for
 // the slowest. Tiles of x that no block of a group reads are in none of its stages.
 //
-// A schedule is one int32 array of sections, each padded to a multiple of 4 words. Its size follows from the sizes of
-// the product alone, so that patterns with as many blocks have schedules of one shape (they can be stacked):
+// A schedule is one int32 array: a header (seal.h), then sections, each padded to a multiple of 4 words. Its size
+// follows from the sizes of the product alone, so that patterns with as many blocks have schedules of one shape (they
+// can be stacked):
 //   units        [num_units]: the unit at each place of each group, or -1 where there is none
 //   stage_begin  [num_groups + 1]: where the stages of each group begin
 //   tiles        [max_stages, kTiles]: the tiles of x of each stage, or -1
@@ -33,7 +34,7 @@ struct SpmmSchedule {
   static constexpr int kTiles = 4;           // of one stage
   static constexpr int kBlockBytes = 40960;  // of all blocks of one stage: at density .10 they are 26 KB, spread by 3
 
-  // Offsets of the sections, in words.
+  // Offsets of the sections from the end of the header, and what all of them take, in words.
   int64_t num_units, num_groups, max_stages;
   int64_t stage_begin, tiles, entry_begin, places, block_ids, offsets, size;
 
@@ -69,9 +70,9 @@ struct SpmmSchedule {
   static constexpr int64_t Pad(int64_t words) { return Divide(words, 4) * 4; }
 };
 
-// Writes the schedule of y[m, n] = x[m, k] @ op(w) to `schedule`, SpmmSchedule(...).size words. The lists are those of
-// SpmmArgs; entries that contribute nothing (padding, indices out of range) are left out. block_ids null: entry e is e.
-// False, and `schedule` is not to be used, where lists that repeat themselves do not fit its form.
+// Writes the schedule of y[m, n] = x[m, k] @ op(w) to `schedule`, SpmmSchedule(...).size words behind the header. The
+// lists are those of SpmmArgs; entries that contribute nothing (padding, indices out of range) are left out. False, and
+// `schedule` is not to be used, where the lists name a place more often than its form can count.
 bool ScheduleSpmm(const int32_t* indptr, const int32_t* indices, const int32_t* block_ids, int64_t k, int64_t n,
                   int64_t block_size, int64_t num_blocks, int32_t* schedule);
 

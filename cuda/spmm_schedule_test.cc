@@ -115,14 +115,15 @@ void WildListsAreRefusedOrServed() {
   lists.indptr = {-5, 1 << 30, 3, INT32_MIN, 16};  // neither rising nor inside
   const SpmmSchedule s(lists.k, lists.n, lists.b, lists.NumBlocks());
   std::vector<int32_t> words(s.size);
-  ScheduleSpmm(lists.indptr.data(), lists.indices.data(), nullptr, lists.k, lists.n, 8, lists.NumBlocks(),
+  ScheduleSpmm(lists.indptr.data(), lists.indices.data(), lists.ids.data(), lists.k, lists.n, 8, lists.NumBlocks(),
                words.data());
   Lists same = Make(8, 4, 1, [](int64_t, int64_t) { return true; });
   same.indices.assign(1000, 2);
+  same.ids.assign(1000, 0);
   same.indptr = {0, 1000};
   const SpmmSchedule t(same.k, same.n, 8, 1000);
   words.assign(t.size, 0);
-  EXPECT(!ScheduleSpmm(same.indptr.data(), same.indices.data(), nullptr, same.k, same.n, 8, 1000, words.data()),
+  EXPECT(!ScheduleSpmm(same.indptr.data(), same.indices.data(), same.ids.data(), same.k, same.n, 8, 1000, words.data()),
          "a block row named 1000 times");
 }
 

@@ -13,6 +13,7 @@
 #include "device/launch.cuh"
 #include "device/ldmatrix.cuh"
 #include "device/mma.cuh"
+#include "device/seal.cuh"
 #include "device/vector.cuh"
 #include "spmm_config.h"
 #include "spmm_sm80.h"
@@ -86,7 +87,7 @@ struct Entries {
   __device__ __forceinline__ void Fetch(unsigned entry) {
     const bool inside = entry < static_cast<unsigned>(Length());
     next_index = inside ? __ldg(indices + begin + entry) : -1;
-    next_block = !inside ? -1 : block_ids ? __ldg(block_ids + begin + entry) : begin + static_cast<int>(entry);
+    next_block = inside ? __ldg(block_ids + begin + entry) : -1;
   }
 
   // Moves on to entries `first` .. `first` + 31 of the list.
@@ -176,7 +177,12 @@ struct TensorSum {
   static constexpr int kRows = T::kWarpM / 16, kColumns = T::kWarpN / 8;
   static constexpr int kPair = kColumns > 1 ? 2 : 1;
   static constexpr int kUnroll = kRows * kColumns == 16 ? 1 : kSlabs;  // 64 sums leave no registers for more: spills
-  float sum[kRows][kColumns][4] = {};
+  float sum[kRows][kColumns][4];
+
+  __device__ explicit TensorSum(float start) {
+#pragma unroll
+    for (int i = 0; i < kRows * kColumns * 4; ++i) sum[i / 4 / kColumns][i / 4 % kColumns][i % 4] = start;
+  }
 
   __device__ __forceinline__ void Multiply(const char* stage, unsigned warp_m, unsigned warp_n, unsigned lane) {
 #pragma unroll(kUnroll)
@@ -232,7 +238,12 @@ struct TensorSum {
 template <typename T>
 struct PlainSum {
   static constexpr int kLanesN = T::kWarpN / 4, kLanesM = 32 / kLanesN, kRows = T::kWarpM / kLanesM;
-  float sum[kRows][4] = {};
+  float sum[kRows][4];
+
+  __device__ explicit PlainSum(float start) {
+#pragma unroll
+    for (int i = 0; i < kRows * 4; ++i) sum[i / 4][i % 4] = start;
+  }
 
   __device__ __forceinline__ void Multiply(const char* stage, unsigned warp_m, unsigned warp_n, unsigned lane) {
     const unsigned lane_m = warp_m + lane / kLanesN, lane_n = warp_n / 4 + lane % kLanesN;
@@ -303,7 +314,7 @@ __global__ void __launch_bounds__(T::kThreads, T::kMinCtas) SpmmKernelSm80(const
     const char* blocks = static_cast<const char*>(args.blocks) + group * args.blocks_group_stride * T::kElementBytes;
     Entries entries(args, column, T::kB);
     const int num_steps = (entries.Length() + T::kEntries - 1) / T::kEntries * T::kParts;
-    std::conditional_t<T::kMath == Math::kF32, PlainSum<T>, TensorSum<T>> result;
+    std::conditional_t<T::kMath == Math::kF32, PlainSum<T>, TensorSum<T>> result(StartOfSums(args.seal));
 
     auto load = [&](int step) {
       if (step < num_steps) {

@@ -18,6 +18,7 @@
 
 #include "device/launch.cuh"
 #include "device/mbarrier.cuh"
+#include "device/seal.cuh"
 #include "device/tma.cuh"
 #include "device/wgmma.cuh"
 #include "spmm_config.h"
@@ -65,6 +66,7 @@ struct Params {
   const int32_t* indptr;
   const int32_t* indices;
   const int32_t* block_ids;
+  const int32_t* seal;
   int32_t num_blocks, num_block_rows, num_block_cols;
   int32_t num_row_tiles, band;  // a band is so many row tiles
   int32_t num_tiles;
@@ -113,7 +115,7 @@ struct Entry {
 
 __device__ Entry LoadEntry(const Params& params, const List& list, int e) {
   if (e < list.Begin() || e >= list.End(params)) return {-1, -1};
-  return {__ldg(params.indices + e), params.block_ids == nullptr ? e : __ldg(params.block_ids + e)};
+  return {__ldg(params.indices + e), __ldg(params.block_ids + e)};
 }
 
 template <typename Tile>
@@ -254,7 +256,10 @@ __device__ void Consume(const Params& params, const Shared<Tile>& shared, int wa
   for (int tile = blockIdx.x; tile < params.num_tiles; tile += stride) {
     const Place place = PlaceOf(params, tile);
     const List next_list = LoadList(params, tile + stride);
-    float acc[Tile::kMmas][Tile::kB / 2] = {};  // zeros are what an empty list stores
+    const float start = StartOfSums(params.seal);
+    float acc[Tile::kMmas][Tile::kB / 2];  // zeros are what an empty list stores
+#pragma unroll
+    for (int i = 0; i < Tile::kMmas * Tile::kB / 2; ++i) acc[i / (Tile::kB / 2)][i % (Tile::kB / 2)] = start;
     const int num_steps = (list.End(params) - list.Begin()) * Tile::kSteps;
     int last_slot = 0;
     for (int step = 0; step < num_steps; ++step) {
@@ -329,6 +334,7 @@ cudaError_t MakeParams(const SpmmArgs& args, Params* params) {
   params->indptr = args.indptr;
   params->indices = args.indices;
   params->block_ids = args.block_ids;
+  params->seal = args.seal;
   params->num_blocks = static_cast<int32_t>(args.num_blocks);
   params->num_block_rows = static_cast<int32_t>(args.k / b);
   params->num_block_cols = static_cast<int32_t>(args.n / b);

@@ -462,6 +462,48 @@ def test_a_pattern_of_another_dtype_is_named():
                 call()
 
 
+INTEGER_MAPS = {
+    "doubled": lambda leaf: leaf * 2,
+    "halved": lambda leaf: leaf // 2,
+    "counted on": lambda leaf: leaf + 1,
+    "zeros": jnp.zeros_like,
+    "ones": jnp.ones_like,
+    "negated": lambda leaf: -leaf,
+    "absolute": jnp.abs,
+    "clipped": lambda leaf: jnp.clip(leaf, -100, 100),
+    "signs": jnp.sign,
+    "averaged": lambda leaf: (0.9 * leaf.astype(jnp.float32) + 0.1 * leaf.astype(jnp.float32)).astype(leaf.dtype),
+    "halves of float": lambda leaf: leaf.astype(jnp.bfloat16).astype(leaf.dtype),
+    "reversed": lambda leaf: leaf[::-1],
+    "rolled": lambda leaf: jnp.roll(leaf, 1),
+    "squared": lambda leaf: leaf * leaf,
+    "modulo": lambda leaf: leaf % 7,
+}
+
+
+def refused(call):
+    """On a CPU a sentence, on a GPU, where no handler reads the arrays, nothing but NaN."""
+    if jax.default_backend() == "gpu":
+        return all(np.isnan(np.asarray(y, np.float32)).all() for y in jax.tree.leaves(call()))
+    with pytest.raises(Exception, match="the layout's arrays were changed"):
+        jax.block_until_ready(call())
+    return True
+
+
+@pytest.mark.parametrize("change", INTEGER_MAPS)
+@pytest.mark.parametrize("b", [8, 32, 64, 128])
+def test_integer_arithmetic_on_a_pattern_is_noticed(b, change):
+    """In all three passes, for a layout and for the state of a layer."""
+    layout = Layout.from_mask(MASK, b)
+    x, blocks, dy = (a.astype(jnp.bfloat16) for a in operands(layout, rows=64))
+    harmed = jax.tree.map(INTEGER_MAPS[change], layout)
+    assert refused(lambda: bsjax.spmm(x, blocks, harmed))
+    assert refused(lambda: bsjax.spmm(dy, blocks, harmed, transpose=True))
+    assert refused(lambda: bsjax.sddmm(x, dy, harmed))
+    graph, state = nnx.split(BlockSparseLinear(layout, dtype=jnp.bfloat16, rngs=nnx.Rngs(0)))
+    assert refused(lambda: nnx.merge(graph, jax.tree.map(INTEGER_MAPS[change], state))(x))
+
+
 def test_a_pattern_cannot_be_trained():
     layer = BlockSparseLinear(Layout.from_mask(np.eye(3), B), rngs=nnx.Rngs(0))
     x, _, _ = operands(layer.layout)
