@@ -8,7 +8,6 @@ import jax.core
 import jax.export
 import jax.numpy as jnp
 import numpy as np
-import scipy.sparse
 
 from bsjax import _layout_file, _schedule
 
@@ -450,8 +449,8 @@ def _check_mask(mask):
             f"`mask` must be an array of block places; got a networkx {type(mask).__name__}. Give its adjacency "
             "matrix, the nodes in an order of your choice: networkx.to_numpy_array(graph, nodelist=...) != 0."
         )
-    if scipy.sparse.issparse(mask):
-        mask = mask.toarray()  # pyright: ignore[reportAttributeAccessIssue]
+    if hasattr(mask, "toarray"):  # scipy.sparse, which need not be imported for that
+        mask = mask.toarray()
     mask, kind = np.asarray(mask), type(mask).__name__
     if mask.ndim != 2:
         raise ValueError(
