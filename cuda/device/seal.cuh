@@ -16,7 +16,8 @@ __device__ __forceinline__ float StartOfSums(const int32_t* seal) {
 }
 
 // For kernels that trust their schedule: fills `bytes` of the result, a multiple of 16, instead of following it. All
-// CTAs of the grid call it. A word of ones is a NaN of every type. Not inlined: it would take registers from the kernel.
+// CTAs of the grid call it. A word of ones is a NaN of every type. Inlined, it would cost the staged spmm's consumers
+// registers, which then spill.
 static __device__ __noinline__ void FillWithNan(void* result, int64_t bytes) {
   const int64_t stride = int64_t{gridDim.x} * blockDim.x;
   for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < bytes / 16; i += stride) {
