@@ -65,7 +65,7 @@ run_tests() {
   cd build/tested
   "$env/bin/python" -m bsjax.info
   "$env/bin/python" -c "import bsjax, sys; assert bsjax.__file__.startswith(sys.prefix), bsjax.__file__"
-  "$env/bin/python" -m pytest -p no:cacheprovider -n 2 --junitxml "$results" "$@"
+  "$env/bin/python" -m pytest -p no:cacheprovider -n 2 --dist worksteal --junitxml "$results" "$@"
 }
 
 smoke_tests() { # name, interpreter
