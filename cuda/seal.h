@@ -5,8 +5,8 @@
 // A schedule is a leaf of a training state, which programs map over: zeros, doubles, averages, casts to floating point
 // and back. The seal is a number that none of that leaves as it is: odd, so that it is no double and no sum of two
 // equal ones; negative, so that absolute values and clips change it; beyond 2^24, so that float32 and narrower types
-// cannot hold it; within 2^30, so that it doubles without overflow. Where it is broken, the indices beside it are as good
-// as random.
+// cannot hold it; within 2^30, so that it doubles without overflow. Where it is broken, the indices beside it are as
+// good as random.
 #ifndef BSJAX_CUDA_SEAL_H_
 #define BSJAX_CUDA_SEAL_H_
 

@@ -2,7 +2,9 @@
 
 import pathlib
 import re
+from typing import Any
 
+import flax.errors
 import flax.serialization
 import jax
 import jax.numpy as jnp
@@ -26,7 +28,7 @@ def layout(mask=MASK):
     return bsjax.Layout.from_mask(mask, B)
 
 
-def layer(kind, seed, mask=MASK):
+def layer(kind, seed, mask=MASK) -> Any:
     rngs = nnx.Rngs(seed)
     return (
         nnx.Linear(64, 64, rngs=rngs) if kind == "nnx.Linear" else bsjax.nn.BlockSparseLinear(layout(mask), rngs=rngs)

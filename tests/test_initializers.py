@@ -35,8 +35,8 @@ def make(init, layout, dtype=jnp.float32, seed=0):
 
 def padded(layout):
     """The layout with one more entry, of no block."""
-    places = (np.append(np.asarray(places), -1) for places in (layout.rows, layout.cols))
-    return bsjax.Layout.from_indices(*places, layout.shape, layout.block_size)
+    rows, cols = (np.append(np.asarray(places), -1) for places in (layout.rows, layout.cols))
+    return bsjax.Layout.from_indices(rows, cols, layout.shape, layout.block_size)
 
 
 @by_dtype

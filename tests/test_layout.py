@@ -31,8 +31,8 @@ def host(layout):
 
 def padded(layout):
     """The same blocks and one entry of padding."""
-    places = (np.append(np.asarray(getattr(layout, name)), -1) for name in ("rows", "cols"))
-    return Layout.from_indices(*places, layout.shape, layout.block_size)
+    rows, cols = (np.append(np.asarray(getattr(layout, name)), -1) for name in ("rows", "cols"))
+    return Layout.from_indices(rows, cols, layout.shape, layout.block_size)
 
 
 def stack(layouts):

@@ -20,7 +20,8 @@ from bsjax.testing import oracle
 
 B, MEMBERS = 8, 3
 RNG = np.random.default_rng(0)
-LAYOUT = bsjax.Layout.from_indices(*RNG.permutation([(r, c) for r in range(3) for c in range(4)])[:7].T, (24, 32), B)
+PLACES = RNG.permutation([(r, c) for r in range(3) for c in range(4)])[:7]
+LAYOUT = bsjax.Layout.from_indices(PLACES[:, 0], PLACES[:, 1], (24, 32), B)
 
 # The three products, by their operands' shapes. Each is linear in both, so it has first and second derivatives in both.
 PRODUCTS = {

@@ -388,7 +388,6 @@ def test_twenty_patterns_compile_once(tmp_path):
         same(dx, oracle.spmm(dy, blocks, layout, transpose=True))
         same(dblocks, oracle.sddmm(x, dy, layout))
     assert len(compiled) == 1
-    assert step._cache_size() == 1
 
 
 def test_layouts_of_all_makers_stack_and_pass_through_control_flow(tmp_path):

@@ -37,7 +37,8 @@ def places(b, blocks, density):
 
 def walk(layout, transpose):
     *_, words = layout.lists(transpose)
-    return walk_words(words, *(layout.shape[::-1] if transpose else layout.shape), layout.block_size, layout.num_blocks)
+    k, n = layout.shape[::-1] if transpose else layout.shape
+    return walk_words(words, k, n, layout.block_size, layout.num_blocks)
 
 
 def walk_words(words, k, n, b, num_blocks):
@@ -238,10 +239,10 @@ def test_spmm_schedules_take_ids_in_any_order(b):
         host = make(indptr, indices, order, (k, n), b)
         ids = jnp.arange(len(rows), dtype=jnp.int32)
         lists = np.where(inside, x, -1).astype(np.int32), np.where(inside, y, -1).astype(np.int32)
-        traced = jax.jit(lambda x, y, ids, sides=sides: _schedule.traced_spmm(x, y, ids, *sides, b))(*lists, ids)
+        traced = jax.jit(_schedule.traced_spmm, static_argnums=(3, 4, 5))(*lists, ids, *sides, b)
         products = [(row, col, i) if x is rows else (col, row, i) for row, col, i in stored]
         for words in (host, traced):
-            assert walk_words(words, *sides, b, len(rows)) == sorted(products)
+            assert walk_words(words, sides[0], sides[1], b, len(rows)) == sorted(products)
 
 
 def test_none_is_a_header():
