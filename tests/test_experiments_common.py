@@ -35,6 +35,11 @@ def parse(*words):
     return command.parse(words, "experiments.lstm.train", PRESETS, "usage: this")
 
 
+def enter(run, text="text"):
+    with run.open([text]):
+        pass
+
+
 def test_parse_takes_the_first_preset_and_a_folder_named_for_it():
     run = parse()
     assert (run.preset, str(run.workdir), run.resume) == ("both", "runs/lstm-both", False)
@@ -76,29 +81,33 @@ def test_a_run_is_neither_overwritten_nor_resumed_as_another(tmp_path):
     with pytest.raises(CommandError, match="must hold a run"):
         parse(folder, "--resume")
     with pytest.raises(CommandError, match="must hold a run"):
-        parse("one", folder, "--resume").open(["text"])
-    parse("one", "rate=2", folder).open(["text"])
+        enter(parse("one", folder, "--resume"))
+    enter(parse("one", "rate=2", folder))
     with pytest.raises(CommandError, match=r"holds a run already.*--resume workdir="):
-        parse("one", "rate=2", folder).open(["text"])
+        enter(parse("one", "rate=2", folder))
     resumed = parse(folder, "--resume")
     assert (resumed.preset, resumed.models) == ("one", {"dense": Options(rate=2.0)})
-    resumed.open(["text"])
-    parse("one", "rate=2", folder, "--resume").open(["text"])
+    enter(resumed)
+    enter(parse("one", "rate=2", folder, "--resume"))
     with pytest.raises(CommandError, match="its models differ"):
-        parse("one", "rate=3", folder, "--resume").open(["text"])
+        enter(parse("one", "rate=3", folder, "--resume"))
     with pytest.raises(CommandError, match="its data differ"):
-        parse(folder, "--resume").open(["another text"])
+        enter(parse(folder, "--resume"), "another text")
 
 
 def test_a_folder_that_cannot_hold_a_run_is_named(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(CommandError, match="`workdir` must be a folder to write in; .*file"):
-        parse(f"workdir={tmp_path / 'file'}").open(["text"])
+        enter(parse(f"workdir={tmp_path / 'file'}"))
     (tmp_path / "config.json").write_text('{"models": ')
     with pytest.raises(CommandError, match=r"config.json is damaged"):
         parse(f"workdir={tmp_path}", "--resume")
-    (tmp_path / "config.json").write_text('{"preset": "one", "models": {"dense": {"width": 3}}}')
-    with pytest.raises(CommandError, match="holds a run of another version"):
+    for text in ("{}", "[]", "null", '{"preset": "one", "models": {"dense": {"width": 3}}}'):
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(CommandError, match=r"`workdir` must hold a run; .*config.json lacks what this version"):
+            parse(f"workdir={tmp_path}", "--resume")
+    (tmp_path / "config.json").write_bytes(b"\xff\xfe")
+    with pytest.raises(CommandError, match=r"config.json is damaged"):
         parse(f"workdir={tmp_path}", "--resume")
 
 
@@ -153,7 +162,9 @@ def test_checkpoints_keep_the_newest_two(tmp_path):
         checkpoints.save(step, a_state(step))
     reopened = common.Checkpoints(tmp_path / "c")
     assert reopened.latest_step() == 30
-    assert_same_state(reopened.restore(a_state(0)), a_state(30))
+    step, state = reopened.restore(a_state(0))
+    assert step == 30
+    assert_same_state(state, a_state(30))
     assert sorted(path.name for path in (tmp_path / "c").iterdir()) == ["20", "30"]
 
 
@@ -184,9 +195,9 @@ def test_a_kill_while_a_checkpoint_is_written_leaves_the_one_before(tmp_path):
     assert any(path.name.startswith("2.") for path in (tmp_path / "c").iterdir())
     checkpoints = common.Checkpoints(tmp_path / "c")
     assert checkpoints.latest_step() == 1
-    assert_same_state(checkpoints.restore({"x": jnp.zeros(5)}), {"x": jnp.ones(5)})
+    assert_same_state(checkpoints.restore({"x": jnp.zeros(5)})[1], {"x": jnp.ones(5)})
     checkpoints.save(2, {"x": jnp.full(5, 2.0)})
-    assert_same_state(checkpoints.restore({"x": jnp.zeros(5)}), {"x": jnp.full(5, 2.0)})
+    assert_same_state(checkpoints.restore({"x": jnp.zeros(5)})[1], {"x": jnp.full(5, 2.0)})
 
 
 def test_signals_are_noted_once_and_end_the_command(capsys):
@@ -202,12 +213,19 @@ def test_signals_are_noted_once_and_end_the_command(capsys):
     assert signal.getsignal(signal.SIGTERM) == before
 
 
-def test_progress_is_quiet_without_a_terminal(capsys, monkeypatch):
-    times = iter([0.0, 4.0, 11.0, 11.0])
+def test_progress_is_lines_without_a_terminal(capsys, monkeypatch):
+    times = iter([4.0, 9.0, 15.0])
     monkeypatch.setattr(common, "time", types.SimpleNamespace(monotonic=lambda: next(times)))
-    with common.Progress("dense", 1000, 100, 50) as progress:
+    with common.Progress("dense", 1000, 100) as progress:
+        progress.note("compiling")
+        progress.begin(50)
         progress.update(10, 3.0)
         progress.update(12, 2.5)
+        progress.update(10, 2.25, "1 of 3 diverged")
     captured = capsys.readouterr()
     assert captured.err == ""
-    assert captured.out == "dense:  72%, 2.500 bits/byte, 2.0 kB/s\n"
+    assert captured.out.splitlines() == [
+        "dense: compiling",
+        "dense:  60%, 3.000 bits/byte",
+        "dense:  82%, 2.250 bits/byte, 1 of 3 diverged, 2.0 kB/s",
+    ]
