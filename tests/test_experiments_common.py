@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import types
 
@@ -200,17 +201,224 @@ def test_a_kill_while_a_checkpoint_is_written_leaves_the_one_before(tmp_path):
     assert_same_state(checkpoints.restore({"x": jnp.zeros(5)})[1], {"x": jnp.full(5, 2.0)})
 
 
-def test_signals_are_noted_once_and_end_the_command(capsys):
-    before = signal.getsignal(signal.SIGTERM)
+def files_of(folder):
+    return [path for path in sorted(folder.rglob("*")) if path.is_file()]
+
+
+def remove_all(folder):
+    for path in files_of(folder):
+        path.unlink()
+
+
+def remove_metadata(folder):
+    for path in files_of(folder):
+        if "METADATA" in path.name:
+            path.unlink()
+
+
+def truncate_all(folder):
+    for path in files_of(folder):
+        path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def fill_with_zeros(folder):
+    for path in files_of(folder):
+        path.write_bytes(bytes(path.stat().st_size))
+
+
+def flip_bits(folder):
+    """One bit in the middle of every file of numbers: what still decodes only a checksum tells from the truth."""
+    for path in files_of(folder):
+        if "METADATA" not in path.name and not path.name.startswith("_"):
+            data = bytearray(path.read_bytes())
+            data[len(data) // 2] ^= 1
+            path.write_bytes(data)
+
+
+@pytest.mark.parametrize("damage", [remove_all, remove_metadata, truncate_all, fill_with_zeros, flip_bits])
+def test_the_newest_whole_checkpoint_serves(damage, tmp_path, capsys):
+    folder = tmp_path / "c"
+    checkpoints = common.Checkpoints(folder)
+    for step in (10, 20):
+        checkpoints.save(step, a_state(step))
+    damage(folder / "20")
+    step, state = common.Checkpoints(folder).restore(a_state(0))
+    assert step == 10
+    assert_same_state(state, a_state(10))
+    message = f"The checkpoint of step 20 in {folder} is damaged; step 10 is whole and serves instead.\n"
+    assert capsys.readouterr().err.endswith(message)
+    assert (folder / "20").exists()  # looking changes nothing
+    checkpoints = common.Checkpoints(folder)
+    checkpoints.restore(a_state(0), mend=True)
+    assert (folder / "20.damaged").exists()
+    checkpoints.save(20, a_state(25))
+    step, state = common.Checkpoints(folder).restore(a_state(0))
+    assert step == 20
+    assert_same_state(state, a_state(25))
+
+
+def test_without_a_whole_checkpoint_there_is_one_sentence(tmp_path):
+    checkpoints = common.Checkpoints(tmp_path / "c")
+    assert checkpoints.restore({"x": 0}) == (0, {"x": 0})
+    for step in (10, 20):
+        checkpoints.save(step, a_state(step))
+        truncate_all(tmp_path / "c" / str(step))
+    with pytest.raises(
+        CommandError, match="The checkpoints of step 20 and 10 in .* are damaged, and no other is there"
+    ):
+        common.Checkpoints(tmp_path / "c").restore(a_state(0), mend=True)
+    assert {path.name for path in (tmp_path / "c").iterdir()} == {"10", "20"}
+
+
+@pytest.mark.parametrize(
+    "garbage", [b"garbage", b"\xff\x00", b"{}", b"[1, 2, 3]", b'{"step": "1", "name": 2, "value": 3}', b""]
+)
+def test_a_line_of_garbage_among_the_metrics_is_named_and_left_out(garbage, tmp_path, capsys):
+    folder, lines = f"workdir={tmp_path / 'run'}", [(1, "a/loss", 0.5), (2, "a/loss", 0.25)]
+    enter(parse("one", folder))
+    metrics = common.Metrics(tmp_path / "run" / "metrics.jsonl")
+    metrics.write(lines[:1])
+    with (tmp_path / "run" / "metrics.jsonl").open("ab") as stream:
+        stream.write(garbage + b"\n")
+    metrics.write(lines[1:])
+    assert metrics.read() == lines
+    enter(parse(folder, "--resume"))
+    assert capsys.readouterr().err.endswith("metrics.jsonl: what stands in line 2 is no metric, and is left out.\n")
+    metrics.rewind("a/", 1)
+    assert metrics.read() == lines[:1]
+    assert metrics.damaged() == []
+
+
+def test_an_edited_record_is_refused(tmp_path):
+    folder, path = f"workdir={tmp_path}", tmp_path / "config.json"
+    enter(parse("one", folder))
+    written = path.read_text()
+    for old, new in (('"hidden": 8', '"hidden": 9'), ('"hidden": 8', '"hidden": "8"'), ('"text"', '"another"')):
+        path.write_text(written.replace(old, new))
+        with pytest.raises(
+            CommandError, match=r"as it was begun; .*config.json was edited since. Put it back, or start"
+        ):
+            parse(folder, "--resume")
+    path.write_text(written)
+    enter(parse(folder, "--resume"))
+
+
+def test_a_folder_in_use_is_refused_until_it_is_free(tmp_path):
+    folder = f"workdir={tmp_path}"
+    with parse("one", folder).open(["text"]):
+        for words in (["one", folder], [folder, "--resume"]):
+            with pytest.raises(CommandError, match=f"is in use by process {os.getpid()}. Wait for it or stop it"):
+                enter(parse(*words))
+    enter(parse(folder, "--resume"))
+    stop = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    program = f"""
+        import contextlib
+        from experiments import command
+        with command._lock(__import__("pathlib").Path({str(tmp_path)!r})):
+            {stop}
+    """
+    child = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        check=False,
+    )
+    assert child.returncode == -signal.SIGKILL, child.stderr
+    enter(parse(folder, "--resume"))  # a kill leaves no lock behind
+
+
+def test_a_folder_without_permission_is_named(tmp_path):
+    enter(parse("one", f"workdir={tmp_path / 'run'}"))
+    for folder in (*reversed(tmp_path.parents), tmp_path):
+        if folder.is_relative_to("/tmp/pytest-of-root"):
+            folder.chmod(0o755)
+    for path in ((tmp_path / "run"), (tmp_path / "run" / "config.json")):
+        path.chmod(0o755)
+    if not os.geteuid():
+        os.seteuid(65534)  # nobody: to root everything is permitted
+    try:
+        with pytest.raises(CommandError, match="`workdir` must be a folder to write in; .*Permission denied"):
+            enter(parse("one", f"workdir={tmp_path / 'new'}"))
+        with pytest.raises(CommandError, match="`workdir` must be a folder to write in; .*Permission denied"):
+            enter(parse(f"workdir={tmp_path / 'run'}", "--resume"))
+    finally:
+        if not os.getuid():
+            os.seteuid(0)
+
+
+def test_a_write_that_fails_ends_the_run_with_the_way_to_go_on(tmp_path):
+    run = parse("one", f"workdir={tmp_path}")
+    with (
+        pytest.raises(CommandError, match=r"cannot write: .*No space left.*whole.*--resume workdir=") as stop,
+        run.open([]),
+    ):
+        with open("/dev/full", "w") as stream:
+            stream.write("x")
+    assert stop.value.code == 1
+
+
+def test_a_text_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    common.write_text(path, "old")
+
+    def full(self, text):
+        with open("/dev/full", "w") as stream:
+            stream.write(text)
+
+    monkeypatch.setattr("pathlib.Path.write_text", full)
+    with pytest.raises(OSError, match="No space left"):
+        common.write_text(path, "new")
+    assert path.read_text() == "old"
+    assert [each.name for each in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_nobody_to_read_is_no_reason_to_stop(stream):
+    program = f"""
+        import sys
+        from experiments import common
+        for line in range(3):
+            common.say(line, sys.{stream})
+        with common.Progress("dense", 1, 10) as progress:
+            progress.note("compiling")
+        open(sys.argv[1], "w").write("done")
+    """
+    reader, writer = os.pipe()
+    os.close(reader)
+    with tempfile.TemporaryDirectory() as folder:
+        child = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(program), f"{folder}/file"],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, stream: writer},
+            check=False,
+        )
+        os.close(writer)
+        assert (child.returncode, child.stderr or b"") == (0, b"")
+        assert open(f"{folder}/file").read() == "done"
+
+
+def test_signals_that_were_ignored_stay_so():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        with common.Signals() as signals:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert signals.received is None
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_signals_are_noted_once_and_end_the_command(number):
+    before = signal.getsignal(number)
     with common.Signals() as signals:
         signals.end_if_received("Not yet.")
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert signals.received == signal.SIGTERM
-        assert signal.getsignal(signal.SIGTERM) == before
-        with pytest.raises(CommandError, match="SIGTERM. Saved.") as stop:
+        os.kill(os.getpid(), number)
+        assert signals.received == number
+        assert signal.getsignal(number) == before
+        with pytest.raises(CommandError, match=f"{number.name}. Saved.") as stop:
             signals.end_if_received("Saved.")
-    assert stop.value.code == 128 + signal.SIGTERM
-    assert signal.getsignal(signal.SIGTERM) == before
+    assert stop.value.code == 128 + number
+    assert signal.getsignal(number) == before
 
 
 def test_progress_is_lines_without_a_terminal(capsys, monkeypatch):

@@ -142,6 +142,60 @@ def test_a_killed_run_resumes_to_the_same_bits(straight, command, text_file, tmp
     assert_same_run(workdir, straight[0])
 
 
+def test_a_damaged_run_resumes_from_the_checkpoint_before(straight, command, text_file, tmp_path):
+    workdir = tmp_path / "run"
+    kill = at_step("dense", 45, "os.kill(os.getpid(), signal.SIGKILL)")
+    killed = command("smoke", *TOY, f"data={text_file}", f"workdir={workdir}", prelude=kill)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    for path in (workdir / "dense" / "40").rglob("*"):
+        if path.is_file():
+            path.write_bytes(path.read_bytes()[:10])
+    with (workdir / "metrics.jsonl").open("a") as stream:
+        stream.write("garbage\n")
+    resumed = command("--resume", f"workdir={workdir}")
+    assert resumed.returncode == 0, resumed.stderr
+    assert "The checkpoint of step 40" in resumed.stderr
+    assert "step 20 is whole and serves instead." in resumed.stderr
+    assert "is no metric, and is left out." in resumed.stderr
+    assert "Traceback" not in resumed.stderr
+    assert_same_run(workdir, straight[0])
+
+
+@pytest.mark.parametrize("cause", ["disk", "terminal", "reader"])
+def test_what_happens_around_a_run_loses_nothing(cause, command, text_file, tmp_path):
+    """A file system without room, a terminal that is closed (SIGHUP, and no more output), a pipe nobody reads."""
+    workdir = tmp_path / "run"
+    prelude = {
+        # No file may grow beyond what a checkpoint of step 20 and its metrics take: real writes fail, in Python and in
+        # TensorStore.
+        "disk": at_step("dense", 35, "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000))"),
+        "terminal": at_step("dense", 35, "os.close(terminal)"),
+        "reader": "import os; reader, writer = os.pipe(); os.close(reader); os.dup2(writer, 1)",
+    }[cause]
+    if cause == "terminal":
+        prelude = textwrap.dedent("""
+            import os, pty, termios, fcntl
+            os.setsid()
+            terminal, own = pty.openpty()
+            fcntl.ioctl(own, termios.TIOCSCTTY, 0)
+            os.dup2(own, 1)
+            os.dup2(own, 2)
+            os.close(own)
+        """) + textwrap.dedent(prelude)
+    ended = command("smoke", *TOY, f"data={text_file}", f"workdir={workdir}", prelude=prelude)
+    step = {"disk": 20, "terminal": 36, "reader": 60}[cause]
+    code = {"disk": 1, "terminal": 128 + signal.SIGHUP, "reader": 0}[cause]
+    assert ended.returncode == code, ended.stderr
+    assert "Traceback" not in ended.stderr
+    if cause == "disk":
+        assert "The run cannot write: " in ended.stderr
+        assert f"--resume workdir={workdir}" in ended.stderr
+    config = commands.read_config(workdir, configs.Config, train.MODULE)["models"]["dense"]
+    with jax.numpy_dtype_promotion("standard"):
+        like = trainer.init(config, model.make_layouts(config), *trainer.columns(train.members(config)))
+    assert common.Checkpoints(workdir / "dense").restore(like)[0] == step
+
+
 def test_a_stopped_run_saves_first_and_resumes_to_the_same_bits(straight, command, text_file, tmp_path):
     workdir = tmp_path / "run"
     stop = at_step("dense", 27, "os.kill(os.getpid(), signal.SIGTERM)")
