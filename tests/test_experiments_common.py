@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import pathlib
 import signal
 import subprocess
 import sys
@@ -227,12 +228,11 @@ def fill_with_zeros(folder):
 
 
 def flip_bits(folder):
-    """One bit in the middle of every file of numbers: what still decodes only a checksum tells from the truth."""
-    for path in files_of(folder):
-        if "METADATA" not in path.name and not path.name.startswith("_"):
-            data = bytearray(path.read_bytes())
-            data[len(data) // 2] ^= 1
-            path.write_bytes(data)
+    """One bit in the middle of the longest file, of numbers: what still decodes, only a digest tells from the truth."""
+    path = max(files_of(folder), key=lambda path: path.stat().st_size)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
 
 
 @pytest.mark.parametrize("damage", [remove_all, remove_metadata, truncate_all, fill_with_zeros, flip_bits])
@@ -259,7 +259,9 @@ def test_the_newest_whole_checkpoint_serves(damage, tmp_path, capsys):
 
 def test_without_a_whole_checkpoint_there_is_one_sentence(tmp_path):
     checkpoints = common.Checkpoints(tmp_path / "c")
-    assert checkpoints.restore({"x": 0}) == (0, {"x": 0})
+    step, state = checkpoints.restore(a_state(3))
+    assert step == 0
+    assert_same_state(state, a_state(3))
     for step in (10, 20):
         checkpoints.save(step, a_state(step))
         truncate_all(tmp_path / "c" / str(step))
@@ -327,23 +329,23 @@ def test_a_folder_in_use_is_refused_until_it_is_free(tmp_path):
     enter(parse(folder, "--resume"))  # a kill leaves no lock behind
 
 
-def test_a_folder_without_permission_is_named(tmp_path):
-    enter(parse("one", f"workdir={tmp_path / 'run'}"))
-    for folder in (*reversed(tmp_path.parents), tmp_path):
-        if folder.is_relative_to("/tmp/pytest-of-root"):
-            folder.chmod(0o755)
-    for path in ((tmp_path / "run"), (tmp_path / "run" / "config.json")):
-        path.chmod(0o755)
-    if not os.geteuid():
-        os.seteuid(65534)  # nobody: to root everything is permitted
-    try:
-        with pytest.raises(CommandError, match="`workdir` must be a folder to write in; .*Permission denied"):
-            enter(parse("one", f"workdir={tmp_path / 'new'}"))
-        with pytest.raises(CommandError, match="`workdir` must be a folder to write in; .*Permission denied"):
-            enter(parse(f"workdir={tmp_path / 'run'}", "--resume"))
-    finally:
+def test_a_folder_without_permission_is_named():
+    with tempfile.TemporaryDirectory() as folder:  # one that others may enter, as those of tmp_path are not
+        folder = pathlib.Path(folder)
+        enter(parse("one", f"workdir={folder / 'run'}"))
+        for path in (folder, folder / "run"):
+            path.chmod(0o555)
         if not os.getuid():
-            os.seteuid(0)
+            os.seteuid(65534)  # nobody: to root everything is permitted
+        try:
+            for words in (["one", f"workdir={folder / 'new'}"], [f"workdir={folder / 'run'}", "--resume"]):
+                with pytest.raises(CommandError, match="`workdir` must be a folder to write in; .*Permission denied"):
+                    enter(parse(*words))
+        finally:
+            if not os.getuid():
+                os.seteuid(0)
+            for path in (folder, folder / "run"):
+                path.chmod(0o755)
 
 
 def test_a_write_that_fails_ends_the_run_with_the_way_to_go_on(tmp_path):
@@ -375,13 +377,13 @@ def test_a_text_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch)
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
 def test_nobody_to_read_is_no_reason_to_stop(stream):
     program = f"""
-        import sys
+        import pathlib, sys
         from experiments import common
         for line in range(3):
             common.say(line, sys.{stream})
         with common.Progress("dense", 1, 10) as progress:
             progress.note("compiling")
-        open(sys.argv[1], "w").write("done")
+        pathlib.Path(sys.argv[1]).write_text("done")
     """
     reader, writer = os.pipe()
     os.close(reader)
@@ -394,7 +396,7 @@ def test_nobody_to_read_is_no_reason_to_stop(stream):
         )
         os.close(writer)
         assert (child.returncode, child.stderr or b"") == (0, b"")
-        assert open(f"{folder}/file").read() == "done"
+        assert pathlib.Path(folder, "file").read_text() == "done"
 
 
 def test_signals_that_were_ignored_stay_so():
