@@ -23,6 +23,9 @@ def run(main):
     except CommandError as error:
         say(f"error: {error}" if error.code == 2 else error, sys.stderr)
         sys.exit(error.code)
+    except KeyboardInterrupt:  # before a run notes signals, or the second one
+        say("Stopped at once. What a run saved before is whole.", sys.stderr)
+        sys.exit(130)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -194,10 +197,10 @@ def read_config(workdir, kind, module):
 
 def _read_record(workdir, module):
     path = workdir / "config.json"
-    if not path.exists():
-        raise CommandError(f"`workdir` must hold a run; {workdir} has no config.json.")
     try:
         stored = json.loads(path.read_text())
+    except (FileNotFoundError, NotADirectoryError):
+        raise CommandError(f"`workdir` must hold a run; {workdir} has no config.json.") from None
     except (ValueError, OSError) as error:
         raise CommandError(f"`workdir` must hold a run; {path} is damaged: {error}.") from None
     known = ("module", "preset", "options", "models", "data")

@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import pathlib
 import shutil
@@ -121,7 +122,8 @@ class Checkpoints:
           OSError: if it cannot be written; the others stay as they are.
         """
         try:
-            self._manager.save(step, args=ocp.args.StandardSave(state))
+            with _without_log("absl"):  # there Orbax prints the traceback of what it then raises
+                self._manager.save(step, args=ocp.args.StandardSave(state))
             write_text(self._folder / str(step) / _DIGEST, _digest(self._folder / str(step)))
         except (OSError, ValueError) as error:  # TensorStore has ValueErrors for what goes wrong on a disk
             reason = next(iter(str(error).splitlines()), type(error).__name__)
@@ -175,6 +177,17 @@ class Checkpoints:
             shutil.rmtree(aside, ignore_errors=True)
             (self._folder / str(step)).rename(aside)
         self._manager.reload()
+
+
+@contextlib.contextmanager
+def _without_log(name):
+    log = logging.getLogger(name)
+    before = log.level
+    log.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
 
 
 _DIGEST = "sha256"  # the file in a checkpoint's folder that tells whether the others are as they were written
