@@ -107,8 +107,8 @@ def train_step(config, layouts, train_state, inputs, targets, restart):
         gradient = jax.value_and_grad(loss_fn, has_aux=True)
         (loss, state), grads = gradient(params, config, layouts, state, inputs, targets, own)
         updates, optimizer_state = optimizer(config).update(grads, old["optimizer"], params)
-        rates = {name: jax.tree.map(lambda _: config.learning_rate, own) for name, own in params.items()}
-        rates["weights"] = [old["rate"] / inputs for inputs in model.fan_ins(params["weights"], config)]
+        rates = jax.tree.map(lambda _: config.learning_rate, params)
+        rates["weights"] = [old["rate"] / fan_in for fan_in in model.fan_ins(params["weights"], config)]
         params = optax.apply_updates(params, jax.tree.map(jnp.multiply, updates, rates))
         norm = optax.tree.norm(grads)
         diverged = old["diverged"] | ~jnp.isfinite(loss + norm)
