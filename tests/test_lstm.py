@@ -9,10 +9,11 @@ import pytest
 from jax.interpreters import partial_eval
 
 from bsjax import info
+from experiments.common import CommandError
 from experiments.lstm import configs, model, recurrence
 
 DENSE = configs.Config(hidden=16, depth=3, embedding=4, batch=3, length=5, block_size=8)
-SPARSE = dataclasses.replace(DENSE, hidden=32, pattern="balanced_random", degree=2)
+SPARSE = dataclasses.replace(DENSE, hidden=32, stride=2, pattern="balanced_random", degree=2)
 BOTH = pytest.mark.parametrize("config", [DENSE, SPARSE], ids=["dense", "sparse"])
 
 
@@ -59,8 +60,8 @@ def numpy_model(params, layouts, state, tokens, config):
     logits = []
     for token in np.asarray(tokens):
         m, a = np.ones_like(h), np.zeros_like(h)
-        m[:, ::2] += embedding[token] @ p["multiply"]
-        a[:, ::2] += embedding[token] @ p["add"]
+        m[:, :: config.stride] += embedding[token] @ p["multiply"]
+        a[:, :: config.stride] += embedding[token] @ p["add"]
         z = norm(h @ weights[0], p["gain"][0], p["bias"][0]) * m
         z = np.maximum(norm(z @ weights[1], p["gain"][1], p["bias"][1]) + a, 0)
         for d in range(2, config.depth):
@@ -69,7 +70,7 @@ def numpy_model(params, layouts, state, tokens, config):
         i, f, o, u = (norm(g, p["gate_gain"][j], p["gate_bias"][j]) for j, g in enumerate(gates))
         c = sigmoid(f + 1) * c + sigmoid(i) * np.tanh(u)
         h = sigmoid(o) * np.tanh(c)
-        logits.append(h[:, ::2] @ p["output"] + p["output_bias"])
+        logits.append(h[:, :: config.stride] @ p["output"] + p["output_bias"])
     return (c, h), np.stack(logits)
 
 
@@ -96,24 +97,57 @@ def test_state_carries_over_windows(config):
 
 
 @BOTH
-def test_weights_start_as_the_identity(config):
+def test_weights_start_as_the_identity_and_noise(config):
     layouts = model.make_layouts(config)
-    weights = model.init(jax.random.key(0), config, layouts)["weights"]
+    plain = model.init(jax.random.key(0), dataclasses.replace(config, noise=0.0), layouts)["weights"]
+    noisy = model.init(jax.random.key(0), config, layouts)["weights"]
     eye = np.eye(config.hidden)
-    for w, layout, copies in zip(weights, layouts, [1] * config.depth + [4], strict=True):
-        np.testing.assert_array_equal(densify(w, layout), np.tile(eye, (1, copies)))
+    fan_ins = model.fan_ins(noisy, config)
+    assert fan_ins == [16.0] * 4  # of 16 dense units, and of 2 blocks of 8
+    for w, start, layout, copies in zip(noisy, plain, layouts, [1] * config.depth + [4], strict=True):
+        np.testing.assert_array_equal(densify(start, layout), np.tile(eye, (1, copies)))
+        noise = np.asarray(w - start)
+        assert (noise != 0).all()
+        assert abs(noise.std() / (0.3 / 16**0.5) - 1) < 0.15  # 256 numbers or more: .04 is one standard deviation
 
 
 @pytest.mark.parametrize("pattern", configs.PATTERNS[1:])
-def test_patterns_differ_by_layer_and_not_by_gate(pattern):
+def test_patterns_differ_by_layer_and_by_gate(pattern):
     config = dataclasses.replace(SPARSE, hidden=128, pattern=pattern)
     *internal, gates = [layout.to_mask() for layout in model.make_layouts(config)]
-    assert all(mask.shape == (16, 16) and mask.diagonal().all() and not mask.all() for mask in internal)
-    assert not any((internal[0] == mask).all() for mask in internal[1:])
-    for gate in np.split(gates, 4, axis=1)[1:]:
-        np.testing.assert_array_equal(gate, gates[:, :16])
+    masks = [*internal, *np.split(gates, 4, axis=1)]
+    assert len(masks) == config.depth + 4
+    assert all(mask.shape == (16, 16) and mask.diagonal().all() and not mask.all() for mask in masks)
+    assert len({mask.tobytes() for mask in masks}) == len(masks)
+    assert sum(mask.sum() for mask in masks) * config.block_size**2 == model.count_recurrent(config)
     again = model.make_layouts(config)
     np.testing.assert_array_equal(internal[0], again[0].to_mask())
+
+
+def shapes(config):
+    layouts = model.make_layouts(config)
+    return jax.eval_shape(lambda: model.init(jax.random.key(0), config, layouts))
+
+
+@pytest.mark.parametrize(("hidden", "ratio", "block_size"), [(192, 3, 8), (704, 2, 16), (704, 4, 16), (64, 1, 64)])
+def test_a_pair_has_as_many_weights(hidden, ratio, block_size):
+    models = configs.pair(dataclasses.replace(DENSE, hidden=hidden), ratio, block_size)
+    params = {name: shapes(config) for name, config in models.items()}
+    counts = {name: sum(w.size for w in p["weights"]) for name, p in params.items()}
+    assert counts["dense"] == counts["sparse"] == 7 * hidden**2
+    assert {name: model.count_recurrent(config) for name, config in models.items()} == counts
+    for key in ("multiply", "add", "output", "output_bias", "embedding"):
+        assert params["dense"][key].shape == params["sparse"][key].shape
+    masks = [layout.to_mask() for layout in model.make_layouts(models["sparse"])]
+    side = hidden // block_size // ratio
+    for mask in [*masks[:-1], *np.split(masks[-1], 4, axis=1)]:
+        assert (mask.sum(0) == side).all()
+        assert (mask.sum(1) == side).all()
+
+
+def test_a_pair_that_cannot_be_equal_is_refused():
+    with pytest.raises(CommandError, match=r"multiple of ratio x block_size, 3 x 8 = 24, .*got 184.* 168 and 192"):
+        configs.pair(dataclasses.replace(DENSE, hidden=184), 3, 8)
 
 
 def test_dropout_drops_a_share_of_the_candidate():

@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import lzma
 import pathlib
+import platform
 import sysconfig
 import zlib
 
@@ -34,7 +35,7 @@ def load(path=""):
     if not text:
         raise CommandError(f"`data` must hold text; {path or 'the standard library'} is empty.")
     digest = hashlib.sha256(text).hexdigest()
-    source = path or f"standard library ({sysconfig.get_path('stdlib')})"
+    source = path or f"standard library of Python {platform.python_version()}"
     about = f"{source}: {len(files)} files, {len(text):,} bytes, sha256 {digest}"
     return np.frombuffer(text, np.uint8), about
 

@@ -5,8 +5,8 @@ From the state h and the embedding of the byte x, with LN a layer norm and W squ
     z = LN(W_0 h) * m(x)                      z = relu(LN(W_1 z) + a(x))       z = relu(LN(W_d z)),  d = 2 .. depth - 1
     i, f, o, u = LN(W_g z)                    c' = sigmoid(f + 1) c + sigmoid(i) tanh(u)       h' = sigmoid(o) tanh(c')
 
-The four gates are one product with a `[n, 4n]` matrix, whose pattern is the same four times; every internal layer has
-a pattern of its own. m, a and the output meet every second unit only: m is 1 and a is 0 at the others.
+The four gates are one product with a `[n, 4n]` matrix. Every internal layer and every gate has a pattern of its own.
+m, a and the output meet every `stride`-th unit only: m is 1 and a is 0 at the others.
 
 References:
   Gray, Radford and Kingma, "GPU Kernels for Block-Sparse Weights", 2017.
@@ -29,8 +29,8 @@ def make_layouts(config) -> list:
     """Makes the patterns of a config: a list of `depth` layouts `[n, n]` and one `[n, 4n]`; of None where dense."""
     if config.pattern == "dense":
         return [None] * (config.depth + 1)
-    masks = [_make_mask(config, seed) for seed in range(config.depth + 1)]
-    masks[-1] = np.tile(masks[-1], (1, 4))
+    masks = [_make_mask(config, seed) for seed in range(config.depth + 4)]
+    masks[config.depth :] = [np.concatenate(masks[config.depth :], axis=1)]
     return [bsjax.Layout.from_mask(mask, config.block_size) for mask in masks]
 
 
@@ -43,27 +43,40 @@ def _make_mask(config, layer):
             return patterns.barabasi_albert(n, degree, seed=seed)
         if config.pattern == "watts_strogatz":
             return patterns.watts_strogatz(n, degree, seed=seed)
-        return patterns.balanced_random(n, n, degree / n, seed=seed)
+        mask = patterns.balanced_random(n, n, degree / n, seed=seed)
     except ValueError as error:
         raise CommandError(
             f"`degree` {degree} makes no {config.pattern} pattern of {n} x {n} blocks: {error}"
         ) from None
+    # What a fair comparison rests on: `configs.pair` counts on it, and so does one rate for all units.
+    assert (np.concatenate([mask.sum(0), mask.sum(1)]) == degree).all()
+    return mask
+
+
+def count_recurrent(config):
+    """The number of recurrent weights, as the patterns of the config have it."""
+    if config.pattern == "dense":
+        return (config.depth + 4) * config.hidden**2
+    return sum(layout.num_blocks for layout in make_layouts(config)) * config.block_size**2
 
 
 def init(key, config, layouts):
-    """Makes the parameters, all float32: recurrent weights start as the identity, biases as zero, gains as one.
+    """Makes the parameters, all float32: recurrent weights start near the identity, biases as zero, gains as one.
 
     Returns:
       A dict: `weights`, a list of the `depth` internal matrices `[n, n]` and the gates' `[n, 4n]` (the blocks
       `[num_blocks, b, b]` of them where there is a layout); `gain` and `bias` `[depth, n]`, `gate_gain` and
       `gate_bias` `[4, n]` of the norms; `embedding` `[256, e]` with `embedding_gain` `[256, 1]`; `multiply` and `add`
-      `[e, n / 2]`, which make m and a; `output` `[n / 2, 256]` with `output_bias` `[256]`.
+      `[e, n / stride]`, which make m and a; `output` `[n / stride, 256]` with `output_bias` `[256]`.
     """
     n, e, depth = config.hidden, config.embedding, config.depth
-    keys = jax.random.split(key, 4)
-    half = n // 2
+    met = n // config.stride
+    *keys, key = jax.random.split(key, 5)
     return {
-        "weights": [_identity(n, 1 if i < depth else 4, layout) for i, layout in enumerate(layouts)],
+        "weights": [
+            _near_identity(key, n, copies, layout, config.noise)
+            for key, copies, layout in zip(jax.random.split(key, depth + 1), _copies(config), layouts, strict=True)
+        ],
         "gain": jnp.ones((depth, n)),
         "bias": jnp.zeros((depth, n)),
         "gate_gain": jnp.ones((4, n)),
@@ -71,19 +84,32 @@ def init(key, config, layouts):
         "embedding": jax.random.normal(keys[0], (VOCABULARY, e)),
         "embedding_gain": jnp.ones((VOCABULARY, 1)),
         # Rows of the embedding have norm one: m - 1 and a start with the variance of these.
-        "multiply": jax.random.normal(keys[1], (e, half)),
-        "add": jax.random.normal(keys[2], (e, half)),
-        "output": jax.random.normal(keys[3], (half, VOCABULARY)) / np.sqrt(half),
+        "multiply": jax.random.normal(keys[1], (e, met)),
+        "add": jax.random.normal(keys[2], (e, met)),
+        "output": jax.random.normal(keys[3], (met, VOCABULARY)) / np.sqrt(met),
         "output_bias": jnp.zeros(VOCABULARY),
     }
 
 
-def _identity(n, copies, layout):
-    """`copies` identity matrices side by side: `[n, copies * n]`, or the stored blocks of that."""
+def _near_identity(key, n, copies, layout, noise):
+    """`copies` identity matrices side by side and noise: `[n, copies * n]`, or the stored blocks of that."""
     if layout is None:
-        return jnp.tile(jnp.eye(n), (1, copies))
-    diagonal = layout.rows == layout.indices % (n // layout.block_size)
-    return jnp.where(diagonal[:, None, None], jnp.eye(layout.block_size)[None], 0)
+        start = jnp.tile(jnp.eye(n), (1, copies))
+    else:
+        diagonal = layout.rows == layout.indices % (n // layout.block_size)
+        start = jnp.where(diagonal[:, None, None], jnp.eye(layout.block_size)[None], 0)
+    fan_in = start.size / (copies * n)
+    return start + noise / np.sqrt(fan_in) * jax.random.normal(key, start.shape)
+
+
+def fan_ins(weights, config):
+    """The mean number of stored weights of an output, of each of the recurrent `weights`."""
+    return [w.size / (copies * config.hidden) for w, copies in zip(weights, _copies(config), strict=True)]
+
+
+def _copies(config):
+    """How many `[n, n]` matrices lie side by side in each recurrent weight."""
+    return [1] * config.depth + [4]
 
 
 def initial_state(config, batch):
@@ -109,23 +135,23 @@ def apply(params, layouts, state, tokens, config, key=None):
     # A product picks the rows: the gradient of indexing is a scatter, slow on a CPU and in no fixed order on a GPU.
     embedded = recurrence.product(jax.nn.one_hot(tokens, VOCABULARY), params["embedding_gain"] * rows)
     inputs = {
-        "multiply": _spread(1 + recurrence.product(embedded, params["multiply"]), 1),
-        "add": _spread(recurrence.product(embedded, params["add"]), 0),
+        "multiply": _spread(1 + recurrence.product(embedded, params["multiply"]), config.stride, 1),
+        "add": _spread(recurrence.product(embedded, params["add"]), config.stride, 0),
     }
     if key is not None and config.dropout:
         keep = jax.random.bernoulli(key, 1 - config.dropout, (*tokens.shape, config.hidden))
         inputs["keep"] = keep.astype(jnp.float32) / (1 - config.dropout)
     norms = {k: params[k] for k in ("gain", "bias", "gate_gain", "gate_bias")}
     state, h = recurrence.scan_products(_step, config.dtype, params["weights"], layouts, norms, state, inputs)
-    # Of each pair the first, not h[..., ::2]: XLA's GPU compiler (jaxlib 0.11.2) aborts on products that it fuses with
-    # the second derivative of a strided slice.
-    read = h.reshape(*h.shape[:-1], -1, 2)[..., 0]
+    # Of each group the first, not h[..., ::stride]: XLA's GPU compiler (jaxlib 0.11.2) aborts on products that it fuses
+    # with the second derivative of a strided slice.
+    read = h.reshape(*h.shape[:-1], -1, config.stride)[..., 0]
     logits = recurrence.product(read, params["output"], None, config.dtype)
     return state, logits + params["output_bias"][None, None]
 
 
 def _step(multiply, norms, state, inputs):
-    """One time step; returns the new state and h, of which the output reads every second unit."""
+    """One time step; returns the new state and h, of which the output reads every `stride`-th unit."""
     c, h = state
     depth = norms["gain"].shape[0]
     z = inputs["multiply"] * _layer_norm(multiply(0, h), norms["gain"][0], norms["bias"][0])
@@ -148,9 +174,10 @@ def _layer_norm(x, gain, bias):
     return x * scale * gain[None] + bias[None]
 
 
-def _spread(x, fill):
-    """Puts the columns of `[..., n / 2]` at the even places of `[..., n]`, and `fill` at the odd ones."""
-    return jnp.stack([x, jnp.full_like(x, fill)], axis=-1).reshape(*x.shape[:-1], -1)
+def _spread(x, stride, fill):
+    """Puts the columns of `[..., n / stride]` at every `stride`-th place of `[..., n]`, and `fill` between them."""
+    between = jnp.full((*x.shape, stride - 1), fill, x.dtype)
+    return jnp.concatenate([x[..., None], between], axis=-1).reshape(*x.shape[:-1], -1)
 
 
 def count_parameters(params):

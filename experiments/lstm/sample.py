@@ -10,7 +10,7 @@ import numpy as np
 
 from experiments import command, common
 from experiments.common import CommandError
-from experiments.lstm import configs, model, train
+from experiments.lstm import configs, model, train, trainer
 
 _USAGE = """usage: python -m experiments.lstm.sample [workdir=PATH] [key=value ...]
   model        which model of the run; its last, as a rule the sparse one, if not given
@@ -33,6 +33,7 @@ class Options:
 
     def __post_init__(self):
         for name, holds in (
+            ("workdir", self.workdir),
             ("prompt", self.prompt),
             ("bytes", self.bytes > 0),
             ("temperature", self.temperature >= 0),
@@ -60,7 +61,7 @@ def _sample(config, layouts, params, prompt, key, num_bytes, temperature):
 def sample(options):
     """Samples as the options say, and returns the bytes, without the prompt."""
     workdir = pathlib.Path(options.workdir).expanduser()
-    models = command.read_config(workdir, configs.Config)["models"]
+    models = command.read_config(workdir, configs.Config, train.MODULE)["models"]
     name = options.model or list(models)[-1]
     if name not in models:
         raise CommandError(f"`model` must be one of {', '.join(models)}; got {name}.")
@@ -68,7 +69,8 @@ def sample(options):
     if checkpoints.latest_step() is None:
         raise CommandError(f"`model` must have a checkpoint; {name} has none in {workdir} yet.")
     config, layouts = models[name], model.make_layouts(models[name])
-    params = checkpoints.restore(train.init(config, layouts))["ema"]
+    _, state = checkpoints.restore(trainer.init(config, layouts, *trainer.columns(train.members(config))))
+    params = jax.tree.map(lambda x: x[0], state["ema"])
     prompt = np.frombuffer(options.prompt.encode(), np.uint8).astype(np.int32)
     key = jax.random.key(options.seed)
     drawn = _sample(config, layouts, params, prompt, key, options.bytes, options.temperature)
@@ -77,10 +79,10 @@ def sample(options):
 
 def main(arguments):
     if {"-h", "--help"} & set(arguments):
-        print(_USAGE)
+        common.say(_USAGE)
         return
     options = command.override({"sample": Options()}, arguments)["sample"]
-    print(options.prompt + sample(options).decode(errors="replace"))
+    common.say(options.prompt + sample(options).decode(errors="replace"))
 
 
 if __name__ == "__main__":
