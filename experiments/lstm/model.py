@@ -96,7 +96,7 @@ def _near_identity(key, n, copies, layout, noise):
     if layout is None:
         start = jnp.tile(jnp.eye(n), (1, copies))
     else:
-        diagonal = layout.rows == layout.indices % (n // layout.block_size)
+        diagonal = layout.rows == layout.cols % (n // layout.block_size)
         start = jnp.where(diagonal[:, None, None], jnp.eye(layout.block_size)[None], 0)
     fan_in = start.size / (copies * n)
     return start + noise / np.sqrt(fan_in) * jax.random.normal(key, start.shape)
