@@ -57,7 +57,7 @@ class Config:
     noise: float = 0.3
     batch: int = 16
     length: int = 32
-    steps: int = 3000
+    steps: int = 2500
     rate: float = 1.0
     learning_rate: float = 3e-3
     warmup: float = 0.05
