@@ -391,7 +391,8 @@ def test_nobody_to_read_is_no_reason_to_stop(stream):
         child = subprocess.run(
             [sys.executable, "-c", textwrap.dedent(program), f"{folder}/file"],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-            **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, stream: writer},
+            stdout=writer if stream == "stdout" else subprocess.PIPE,
+            stderr=writer if stream == "stderr" else subprocess.PIPE,
             check=False,
         )
         os.close(writer)

@@ -64,7 +64,7 @@ def test_members_are_one_program_and_train_as_each_would_alone(config):
                 losses.append(told)
             return states, jax.device_get(losses)
 
-        return train, program.as_text()
+        return train, program.as_text() or ""
 
     together, text = compiled(members)
     alone, text_alone = compiled(members[:1])
