@@ -15,7 +15,10 @@ TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
 
 
 def grid(b):
-    """The kernels of one block size: dtypes x directions, on a pattern with an empty row and column."""
+    """The kernels of one block size: dtypes x directions, on a pattern with an empty row and column.
+
+    The pattern comes from the host; from a traced program, with padding; and with a broken seal.
+    """
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -28,6 +31,9 @@ def grid(b):
     assert "CUDA" in _ffi.registrations, "This wheel has no CUDA handlers."
     mask = np.array([[1, 0, 1, 1], [0, 0, 0, 0], [1, 0, 0, 1]], bool)
     layout = bsjax.Layout.from_mask(mask, b)
+    places = (np.append(places, -1) for places in np.nonzero(mask))
+    traced = jax.jit(lambda rows, cols: bsjax.Layout.from_indices(rows, cols, layout.shape, b))(*places)
+    harmed = jax.tree.map(lambda leaf: 2 * leaf, layout)
     rng = np.random.default_rng(0)
     for dtype, m in itertools.product(["float32", "float16", "bfloat16"], [1, 33, 200]):
         shapes = (m, layout.shape[0]), (m, layout.shape[1]), (layout.num_blocks, b, b)
@@ -39,6 +45,11 @@ def grid(b):
             members = jax.vmap(bsjax.spmm, (0, 0, None))(jnp.stack([x, x]), jnp.stack([w, w]), layout)
             for out in (y, dx, dw, members):
                 assert np.isfinite(np.asarray(out).astype(np.float32)).all()
+        padded = jnp.concatenate([w, jnp.full_like(w[:1], jnp.nan)])
+        for out in (bsjax.spmm(x, padded, traced), bsjax.sddmm(x, dy, traced)):
+            assert np.isfinite(np.asarray(out).astype(np.float32)).all()
+        for out in (bsjax.spmm(x, w, harmed), bsjax.spmm(dy, w, harmed, transpose=True), bsjax.sddmm(x, dy, harmed)):
+            assert np.isnan(np.asarray(out).astype(np.float32)).all()
         print(f"ran block_size={b} {dtype} rows={m}", flush=True)
 
 
