@@ -100,7 +100,7 @@ def traced_spmm(rows, cols, block_ids, k, n, block_size):
     schedule = jnp.zeros(form["size"], jnp.int32)
     for name, section in sections.items():
         schedule = lax.dynamic_update_slice(schedule, section.reshape(-1).astype(jnp.int32), (form["sections"][name],))
-    return lax.dynamic_update_slice(schedule, jnp.asarray(none()), (0,))
+    return schedule.at[0].set(SEAL)
 
 
 def traced_wgrad(rows, cols, shape, block_size):
@@ -210,7 +210,7 @@ def traced_wgrad(rows, cols, shape, block_size):
             tiles = jnp.where(valid, 2 * x_place + q // 2 | (2 * y_place + q % 2) << 16, 0)
             descriptors = descriptors.at[bins, slot].set(tiles | q << 8)
     table = jnp.concatenate([head, descriptors.reshape(max_bins, num_slots), block_ids], 1)
-    header = jnp.asarray(none()).at[1].set(bins[-1] + 1)
+    header = jnp.zeros(len(none()), jnp.int32).at[0].set(SEAL).at[1].set(bins[-1] + 1)
     return jnp.concatenate([header, table.reshape(-1)])
 
 

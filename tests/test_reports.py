@@ -252,6 +252,26 @@ def test_cotangents_have_the_sharding_of_their_primals(split):
         same(g, expected)
 
 
+@pytest.mark.mesh
+@pytest.mark.parametrize("b", [8, 64, 128])
+def test_a_pattern_is_made_on_an_explicit_mesh(b):
+    layout = Layout.from_mask(MASK, b)
+    x, blocks, dy = operands(layout, rows=16)
+    mesh = explicit_mesh()
+    with jax.set_mesh(mesh):
+        x, dy = (jax.device_put(a, NamedSharding(mesh, P("d"))) for a in (x, dy))
+
+        @jax.jit
+        def run(x, dy, rows, cols):
+            own = Layout.from_indices(rows, cols, (3 * b, 4 * b), b)
+            return bsjax.spmm(x, blocks, own), bsjax.sddmm(x, dy, own)
+
+        y, dblocks = run(x, dy, layout.rows, layout.cols)
+        assert jax.typeof(y).sharding.spec[0] == "d"
+    same(y, oracle.spmm(x, blocks, layout))
+    same(dblocks, oracle.sddmm(x, dy, layout))
+
+
 # ------------------------------------------------------------------------------------------------ places named twice
 
 
