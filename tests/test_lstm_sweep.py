@@ -237,3 +237,23 @@ def test_committed_tables_can_be_read():
     for path in comparison.RESULTS.glob("*.json"):
         table = comparison.read(path)
         assert comparison.judge_table(table, {name: configs.Config(**config) for name, config in table.models.items()})
+
+
+def test_the_main_job_has_a_committed_table():
+    """Its preset fits it at the c of each model, which are the best ones; and the README says what it says."""
+    models = configs.smoke()
+    told = comparison.judge_run(models, {"dense": 2.0, "sparse": 3.0})
+    assert "dense ahead, by the spread of" in told
+    assert "level, by the spread of" in comparison.judge_run(models, {"dense": 2.0, "sparse": 2.0})
+    table = comparison.read(comparison.RESULTS / "smoke.json")
+    assert {name: table.best(name) for name in models} == {name: config.rate for name, config in models.items()}
+    assert len(table.seeds) >= 3
+    readme = comparison.RESULTS.with_name("README.md").read_text()
+    for name in models:
+        for rate, row in zip(table.rates, table.bits[name], strict=True):
+            cells = f"{np.mean(row):.4f} | {comparison.spread(row):.4f}".replace("| 0", "| ")
+            assert f"| {name} | {f'{rate:g}'.lstrip('0')}" in readme
+            assert cells in readme
+    (judged,) = comparison.judge_table(table, models)
+    assert judged.endswith("level")
+    assert "**level**" in readme

@@ -138,9 +138,9 @@ def pair(base, ratio, block_size):
 def smoke():
     """192 dense units against 576 in blocks of 8, 8 of 72 in each row and column: 258,048 recurrent weights each.
 
-    python -m experiments.lstm.train smoke · 2 minutes on 2 CPU cores · no seed says which is ahead: see README.md
+    python -m experiments.lstm.train smoke · 3 minutes on 2 CPU cores · level, over three seeds: see README.md
     """
-    # c of each from a first trial of .5, 1 and 2; a sweep over seeds is to confirm them (README.md).
+    # c of each: the best of .5, 1, 2 and 4 over three seeds (README.md).
     models = pair(Config(), ratio=3, block_size=8)
     return {**models, "sparse": dataclasses.replace(models["sparse"], rate=2.0)}
 

@@ -135,6 +135,8 @@ def plot(table, path):
         for rate, row in whole:
             axes.plot([rate] * len(row), row, ".", color=line.get_color())
     axes.set(xscale="log", xlabel="c, learning rate x fan-in", ylabel="bits per byte, held out")
+    axes.set_xticks(table.rates, [f"{rate:g}" for rate in table.rates])
+    axes.minorticks_off()
     axes.grid(alpha=0.3)
     axes.legend()
     common.save_figure(figure, path)
