@@ -412,16 +412,19 @@ def test_signals_that_were_ignored_stay_so():
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_signals_are_noted_once_and_end_the_command(number):
-    before = signal.getsignal(number)
-    with common.Signals() as signals:
-        signals.end_if_received("Not yet.")
-        os.kill(os.getpid(), number)
-        assert signals.received == number
-        assert signal.getsignal(number) == before
-        with pytest.raises(CommandError, match=f"{number.name}. Saved.") as stop:
-            signals.end_if_received("Saved.")
-    assert stop.value.code == 128 + number
-    assert signal.getsignal(number) == before
+    outside = signal.signal(number, signal.SIG_DFL)  # the tests themselves may run under nohup
+    try:
+        with common.Signals() as signals:
+            signals.end_if_received("Not yet.")
+            os.kill(os.getpid(), number)
+            assert signals.received == number
+            assert signal.getsignal(number) == signal.SIG_DFL
+            with pytest.raises(CommandError, match=f"{number.name}. Saved.") as stop:
+                signals.end_if_received("Saved.")
+        assert stop.value.code == 128 + number
+        assert signal.getsignal(number) == signal.SIG_DFL
+    finally:
+        signal.signal(number, outside)
 
 
 def test_progress_is_lines_without_a_terminal(capsys, monkeypatch):
