@@ -16,10 +16,10 @@ def _cuda_library_impl(ctx):
     headers = depset(ctx.files.hdrs, transitive = [dep.compilation_context.headers for dep in deps])
     objects = []
     for src in ctx.files.srcs:
-        object = ctx.actions.declare_file(src.basename[:-len(src.extension)] + "pic.o")
+        object = ctx.actions.declare_file("{}/{}.pic.o".format(ctx.label.name, src.basename[:-len(src.extension) - 1]))
         args = ctx.actions.args()
         args.add_all(["-ccbin", toolchain.compiler_executable, "-std=c++17", "-O3", "-DNDEBUG", "-Xcompiler=-fPIC"])
-        args.add("-Xcompiler=-fvisibility=hidden")
+        args.add_all(["-Xcompiler=-fvisibility=hidden", "-I."])
         args.add_all(ctx.attr.gencodes, format_each = "-gencode=%s")
         args.add_all(ctx.attr.copts)
         args.add_all(["-c", src, "-o", object])

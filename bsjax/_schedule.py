@@ -1,7 +1,7 @@
 """Schedules: the order in which the fastest CUDA kernels walk a pattern, made once for each layout.
 
 Native code makes them; where the pattern is traced, plain JAX does. Each is an int32 array whose form cuda/seal.h,
-cuda/spmm_schedule.h and cuda/sddmm_schedule.h describe. Its length follows from the shape, the block size and the
+cuda/spmm/schedule.h and cuda/sddmm/schedule.h describe. Its length follows from the shape, the block size and the
 number of blocks alone, whoever makes it, so that layouts alike in these can be stacked and need no new compilation. A
 header alone means that there is none; other kernels then serve the product.
 """
@@ -106,7 +106,7 @@ def traced_spmm(rows, cols, block_ids, k, n, block_size):
 def traced_wgrad(rows, cols, shape, block_size):
     """The schedule of `x.T @ dy` at the blocks for traced places: int32, of the size that native code gives it.
 
-    Blocks are cut as `SddmmCut` (cuda/sddmm_schedule.h) says, where native code clusters them by what a bin costs:
+    Blocks are cut as `SddmmCut` (cuda/sddmm/schedule.h) says, where native code clusters them by what a bin costs:
     right, at times slower.
 
     Args:

@@ -1,10 +1,11 @@
 // ChooseSpmmConfig and ChooseSddmmConfig on the host: every call gets a compiled kernel that serves it, or none at all.
+#include "cuda/sddmm/config.h"
+
 #include <cstdio>
 #include <initializer_list>
 
-#include "expect.h"
-#include "sddmm_config.h"
-#include "spmm_config.h"
+#include "cuda/expect.h"
+#include "cuda/spmm/config.h"
 
 namespace bsjax {
 namespace {

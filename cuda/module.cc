@@ -6,12 +6,12 @@
 #include <vector>
 
 #if BSJAX_WITH_CUDA
-#include "sddmm_config.h"
-#include "spmm_config.h"
+#include "cuda/sddmm/config.h"
+#include "cuda/spmm/config.h"
 #endif
-#include "sddmm_schedule.h"
-#include "seal.h"
-#include "spmm_schedule.h"
+#include "cuda/sddmm/schedule.h"
+#include "cuda/seal.h"
+#include "cuda/spmm/schedule.h"
 #include "xla/ffi/api/c_api.h"
 
 namespace py = pybind11;
@@ -93,7 +93,7 @@ py::bytes MakeSpmmSchedule(const py::buffer& indptr_buffer, const py::buffer& in
   return ToBytes(schedule);
 }
 
-// The form of that schedule, for who makes it elsewhere: its numbers as spmm_schedule.h names them, and where its
+// The form of that schedule, for who makes it elsewhere: its numbers as spmm/schedule.h names them, and where its
 // sections begin, in words. Empty where there is no schedule.
 py::dict SpmmScheduleForm(int64_t k, int64_t n, int64_t block_size, int64_t num_blocks) {
   CheckSizes(block_size, k, n);
@@ -137,7 +137,7 @@ py::bytes MakeSddmmSchedule(const py::buffer& rows_buffer, const py::buffer& col
   return ToBytes(schedule);
 }
 
-// The form of that schedule, likewise: as sddmm_schedule.h names it.
+// The form of that schedule, likewise: as sddmm/schedule.h names it.
 py::dict SddmmScheduleForm(int64_t k, int64_t n, int64_t block_size, int64_t num_blocks) {
   CheckSizes(block_size, k, n);
   using Bin = bsjax::SddmmBin;

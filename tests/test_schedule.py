@@ -117,7 +117,7 @@ WGRAD = {
 
 
 class Bins:
-    """A schedule of wgrad as the kernel follows it, by the rules of cuda/sddmm_schedule.h."""
+    """A schedule of wgrad as the kernel follows it, by the rules of cuda/sddmm/schedule.h."""
 
     def __init__(self, words, shape, b, num_blocks):
         self.form, self.b = native.sddmm_schedule_form(*shape, b, num_blocks), b

@@ -1,7 +1,7 @@
 """Both products in plain JAX: the reference of the native handlers, and what runs where there are none.
 
-Shapes, lists and padding are those of the handlers (cuda/spmm.h, cuda/sddmm.h): operands carry a leading group axis,
-of size 1 where all groups share the operand, and an entry whose index is out of range contributes nothing.
+Shapes, lists and padding are those of the handlers (cuda/spmm/args.h, cuda/sddmm/args.h): operands carry a leading
+group axis, of size 1 where all groups share the operand, and an entry whose index is out of range contributes nothing.
 """
 
 import jax.numpy as jnp

@@ -8,7 +8,7 @@
 
 #include <cstdint>
 
-#include "shared_address.cuh"
+#include "cuda/device/shared_address.cuh"
 
 namespace bsjax {
 

@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "../seal.h"
+#include "cuda/device/../seal.h"
 
 namespace bsjax {
 

@@ -14,7 +14,7 @@
 #include <atomic>
 #include <cstdint>
 
-#include "mbarrier.cuh"
+#include "cuda/device/mbarrier.cuh"
 
 namespace bsjax {
 
